@@ -84,6 +84,18 @@ def test_what_is_no_state_of_a_weight_is_refused(remembered):
             load_optimizer_(stepper, {**stepper.state_dict(), "state": state})
 
 
+def test_a_weight_may_get_its_first_gradient_in_a_later_step():
+    first, later = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    stepper = build_optimizer(nn.ParameterList([first, later]), Recipe(lr=1.0, weight_decay=0.0))
+    first.grad = torch.ones(2)
+    stepper.step()
+    load_optimizer_(stepper, portable(copy.deepcopy(stepper.state_dict())))
+    later.grad = torch.ones(2)
+    stepper.step()
+    assert torch.equal(later, torch.zeros(2))
+    assert torch.allclose(first, torch.tensor(-1.9))
+
+
 def test_torch_itself_goes_wrong_there():
     """Loading contiguous momentum beside a channels-last weight: why load_optimizer_ exists."""
     _, stepper = run("sgd", Format.CHANNELS_LAST)

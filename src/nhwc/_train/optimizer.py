@@ -23,7 +23,21 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     decay = recipe.weight_decay
     if recipe.optimizer == "adamw":
         return AdamW(parameters, recipe.lr, weight_decay=decay, fused=True)
-    return SGD(parameters, recipe.lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+    sgd = SGD(parameters, recipe.lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+    _begin_momentum_(sgd)
+    return sgd
+
+
+def _begin_momentum_(optimizer: Optimizer) -> None:
+    """Begin each momentum at zero, which is no other than torch's beginning at the first gradient.
+
+    Torch's fused kernel takes momenta of all weights or of none; in a mixture of experts some get
+    their first gradient in a later step.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("momentum") else ():
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -44,6 +58,7 @@ def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
         if misfit := _misfit(weight, remembered, names):
             raise ValueError(f"what it remembers of a weight does not fit: {misfit}.")
     restride_state_(optimizer)
+    _begin_momentum_(optimizer)
 
 
 _OF_ADAMW = {"step", "exp_avg", "exp_avg_sq"}
