@@ -281,10 +281,11 @@ def test_weights_of_safetensors(tmp_path):
     files.save_file(net.state_dict(), tmp_path / "weights.safetensors")
     other = load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "weights.safetensors")
     torch.testing.assert_close(other.state_dict(), net.state_dict())
-    cut = tmp_path / "cut.safetensors"
-    cut.write_bytes((tmp_path / "weights.safetensors").read_bytes()[:-4])
-    with pytest.raises(nhwc.InputError, match=r"is a damaged file of safetensors\. Copy it again"):
-        load_weights_(net, cut)
+    cut, whole = tmp_path / "cut.safetensors", (tmp_path / "weights.safetensors").read_bytes()
+    for damaged in (whole[:-4], b"", b"\xff" * 8 + whole[8:]):
+        cut.write_bytes(damaged)
+        with pytest.raises(nhwc.InputError, match=r"damaged file of safetensors\. Copy it again"):
+            load_weights_(net, cut)
 
 
 def test_an_archive_whose_names_are_no_text_is_no_model_and_no_weights(tmp_path):

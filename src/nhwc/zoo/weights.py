@@ -80,7 +80,7 @@ def _why_no_weights(path: Path) -> str:
     if is_saved(path):
         return f"{path} is a model with its weights, saved by nhwc. Name it in place of the model."
     kind = kind_of(path)
-    if is_safetensors(path):
+    if is_safetensors(path) or path.suffix == ".safetensors":
         return f"{path} is a damaged file of safetensors. Copy it again."
     what = f" ({kind.what})" if kind.is_known else ""
     return (
