@@ -227,20 +227,27 @@ def test_a_program_tells_its_values_apart_from_what_holds_them() -> None:
     assert {id(one) for one in parts(found)} == {*map(id, values.values())}
 
 
-class TellsAShape(nn.Module):
+class Sizes(nn.Module):
+    """It returns sizes that do not follow from its input, and those that do."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 1)
+        self.conv, self.size = nn.Conv2d(3, 4, 3), torch.Size([4, 4])
 
     def forward(self, x: Tensor) -> Any:
-        weight = self.conv.weight
-        return {"y": self.conv(x).view(weight.shape), "shapes": [weight.shape]}, weight.shape
+        y = self.conv(x.reshape(torch.Size([2, 3, 12, 10])))
+        both = torch.broadcast_shapes((2, 1), (1, 3))
+        return y, self.size, {"both": [both], "fields": Named(x, y.shape, self.size)}, (1, 2)
 
 
-@torch.no_grad()
-def test_a_shape_that_is_known_is_returned_as_one() -> None:
-    x = torch.ones(1, 3, 1, 3)
-    fused = nhwc.fuse(TellsAShape().eval())
-    held, shape = fused(x)
-    assert [type(one) for one in (shape, *held["shapes"])] == [torch.Size] * 2
-    assert shape == held["shapes"][0] == (8, 3, 1, 1)
+@pytest.mark.parametrize("verb", ["fuse", "optimize"])
+def test_a_constant_size_stays_one(verb: str) -> None:
+    net = Sizes().eval()
+    found = nhwc.fuse(net) if verb == "fuse" else nhwc.optimize(net, X)
+    with torch.no_grad():
+        expected, given = net(X), found(X)
+    assert given[1:2] == expected[1:2]
+    held = (given[1], given[2]["both"][0], *given[2]["fields"][1:])
+    assert [type(size) for size in held] == [torch.Size] * 4
+    assert held[1:] == ((2, 3), (2, 4, 10, 8), (4, 4))
+    assert type(given[3]) is tuple
