@@ -251,3 +251,27 @@ def test_a_constant_size_stays_one(verb: str) -> None:
     assert [type(size) for size in held] == [torch.Size] * 4
     assert held[1:] == ((2, 3), (2, 4, 10, 8), (4, 4))
     assert type(given[3]) is tuple
+
+
+class Laid(nn.Module):
+    """It returns constants that share numbers, that leave gaps, and that do neither."""
+
+    def forward(self, x: Tensor) -> Any:
+        grid = torch.linspace(-1, 1, 4).expand(3, 4)
+        gaps, turned = torch.arange(12.0)[1::3], torch.arange(6.0).view(2, 3).t()
+        return x.relu(), grid, gaps, turned
+
+
+@pytest.mark.parametrize("verb", ["fuse", "optimize", "load"])
+def test_a_constant_is_laid_out_as_the_model_makes_it(verb: str, tmp_path: Any) -> None:
+    net = Laid().eval()
+    found = nhwc.fuse(net) if verb == "fuse" else nhwc.optimize(net, X)
+    if verb == "load":
+        nhwc.save(found, tmp_path / "laid.nhwc")
+        found = nhwc.load(tmp_path / "laid.nhwc")
+    expected = net(X)
+    for _ in range(2):
+        given = found(X)
+        torch.testing.assert_close(given, expected, rtol=0, atol=0, check_stride=True)
+        given[2].zero_()
+        given[3].zero_()

@@ -6,8 +6,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
+from ...models.trees import has_strides
 from .names import sayable
 
 
@@ -154,3 +156,25 @@ def _drop_unread_tensors(gm: fx.GraphModule) -> None:
             for name in list(slots):
                 if (f"{holder}.{name}" if holder else name) not in read:
                     del slots[name]
+
+
+def copied(node: fx.Node, value: Tensor) -> tuple[fx.Node, fx.Node]:
+    """Two nodes behind `node`, a constant: the first reads it, the last is a copy that lies as it.
+
+    `clone` closes the gaps of `value`, and repeats what an expanded one holds once.
+    """
+    graph = node.graph
+    with graph.inserting_before(node.next):
+        if not has_strides(value) or _dense(value):
+            copy = graph.call_method("clone", (node,))
+            return copy, copy
+        steps = zip(value.shape, value.stride(), strict=True)
+        extent = 1 + sum((size - 1) * step for size, step in steps)
+        whole = graph.call_function(torch.as_strided, (node, (extent,), (1,)))
+        copy = graph.call_method("clone", (whole,))
+        laid = (tuple(value.shape), value.stride())
+        return whole, graph.call_function(torch.as_strided, (copy, *laid))
+
+
+def _dense(value: Tensor) -> bool:
+    return torch.empty_like(value, device="meta").stride() == value.stride()

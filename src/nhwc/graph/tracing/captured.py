@@ -26,7 +26,7 @@ from ..modules.leaves import (
     replaced_in_torch,
 )
 from ..nodes.arguments import fixed_arguments, is_sayable_argument, name_placeholders, required_late
-from ..nodes.edit import attribute, erase
+from ..nodes.edit import attribute, copied, erase
 from ..nodes.memory import exposed
 from ..nodes.names import is_constant, renamed_parts, sayable, user_path
 from ..nodes.pickled import PickledGraph
@@ -279,9 +279,8 @@ def _copy_constants(gm: fx.GraphModule) -> None:
         if first.setdefault(node.target, node) is not node:
             erase(node, first[node.target])
     for node in exposed(gm.graph).intersection(first.values()):
-        with gm.graph.inserting_after(node):
-            copy = gm.graph.call_method("clone", (node,))
-        node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)  # type: ignore[misc]
+        reader, copy = copied(node, attribute(gm, str(node.target)))
+        node.replace_all_uses_with(copy, lambda user, reader=reader: user is not reader)  # type: ignore[misc]
     if constants:
         gm.recompile()
 
