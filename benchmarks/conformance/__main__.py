@@ -9,10 +9,12 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 from pathlib import Path
 
 from nhwc.kernels.language.isa import host
@@ -47,13 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     for group in chosen if args.case or args.again else ():
         ledger.rows.pop(group, None)
     todo = {group: ledger.lacking(group, verbs) for group in chosen}
-    groups = [group for group in todo if todo[group]]
-    random.Random(args.seed).shuffle(groups)
+    groups = _broad([group for group in todo if todo[group]], ledger, args.seed)
     run(ledger, {group: todo[group] for group in groups}, seconds=args.seconds)
     print(f"{len(ledger.rows)} of {len(every)} groups have a row")
     for (verb, verdict), number in sorted(ledger.counts.items()):
         print(f"{verb:16} {verdict:8} {number:7}")
     return 1 if any(verdict in (WRONG, FAILED) for _, verdict in ledger.counts) else 0
+
+
+def _broad(groups: Sequence[str], ledger: Ledger, seed: int) -> list[str]:
+    """`groups` by lot, those first whose operator or module has the fewest rows."""
+    rows = Counter(group.split()[0] for group in ledger.rows)
+    drawn: list[tuple[int, str]] = []
+    for group in random.Random(seed).sample(groups, len(groups)):
+        name = group.split()[0]
+        drawn.append((rows[name], group))
+        rows[name] += 1
+    return [group for _, group in sorted(drawn, key=itemgetter(0))]
 
 
 def run(ledger: Ledger, todo: Mapping[str, Sequence[str]], *, seconds: float) -> None:

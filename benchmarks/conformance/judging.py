@@ -6,7 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Case:
     """The strides of what it returns are its promise, not an accident of how it was computed."""
     wide: bool = False
     """Its values are held against those of the model in float64: as near as eager ones, or so."""
+    made: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What one verb made of the model and a later one may take up."""
 
 
 @dataclass(frozen=True)

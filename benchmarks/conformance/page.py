@@ -17,11 +17,13 @@ BEGIN, END = "<!-- conformance -->", "<!-- end of conformance -->"
 
 SUITES = {
     "opinfo": "torch's own operator tests (`torch.testing._internal`): each sample as a model.",
+    "weights": "The same samples, with all tensors but the first as weights of the model.",
     "modules": "torch's own module tests (`torch.testing._internal`): each sample of each module.",
     "onnx": "The backend tests of ONNX that onnx2torch reads and torch answers rightly.",
     "models": "Models of torchvision and timm: forward, features, scripted, traced again.",
     "shapes": "Convolutions of oneDNN's tests and of well-known networks, by each kernel here.",
-    "networks": "Random networks of layers, views and writes; values are held against float64.",
+    "networks": "Random networks of layers, views and writes, from 10,000 on of structures that "
+    "papers name; values are held against float64.",
 }
 
 _MOST = 12
@@ -146,15 +148,17 @@ Tests of others, run against this package. Written by
 Each case is a model; each verb is asked about it, and the result must answer as eager PyTorch does:
 values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
 kind of error; the example that a verb is shown must stay as it was. The strides of circular padding
-are free in channels last: eager loses the format, and a pass keeps it. *Right* is all of that;
-*refused* is one clear line before any answer; *wrong* differs in any of it; *failed* is any other
-error. Of random networks, models and shapes, values are held against float64 and strides are free:
+and of instance norms are free in channels last: eager loses the format, and a pass keeps it.
+*Right* is all of that; *refused* is one clear line before any answer; *wrong* differs in any of it;
+*failed* is any other error. Of random networks, models and shapes, values are held against float64
+and strides are free:
 an answer may be sixteen times as far off as eager's. One that is farther off is held against the
 model itself, in float64, with the numbers of its inputs and weights moved by at most one rounding
 of float32: sixteen times the error that this makes is allowed, too, and such answers are named
 below with their errors. `plan` is `optimize` with kernels that a lot chose among all that are
 offered, and the plan returned whether it won or not. Behind `compile` the answer is held against
-Dynamo's own with its `eager` backend, behind `script` and `trace` only models are asked that torch
+Dynamo's own with its `eager` backend, and only models with weights are asked, since the backend
+leaves all else to Dynamo; behind `script` and `trace` only models are asked that torch
 itself can script and trace, and for gradients, whose strides are free, only cases that have some.
 
 A row stays as it came out until its group is asked again (`--again`), also where what it found has

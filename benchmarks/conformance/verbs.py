@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import lookup_backend
 from torch.utils import _pytree as pytree
 
 import nhwc
@@ -28,8 +29,9 @@ def fused(case: Case) -> nn.Module:
     return nhwc.fuse(case.model, passes=PASSES)
 
 
-def optimized(case: Case) -> nn.Module:
-    return nhwc.optimize(case.model, *case.inputs)
+def optimized(case: Case) -> nhwc.Optimized:
+    case.made["optimized"] = found = nhwc.optimize(case.model, *case.inputs)
+    return found
 
 
 def planned(case: Case) -> nn.Module:
@@ -45,21 +47,59 @@ def audited(case: Case) -> nn.Module:
 
 
 def loaded(case: Case) -> nn.Module:
-    """The optimized model, saved and read again."""
+    """The optimized model, saved and read again; optimized again if its plan has layers.
+
+    These come from what is remembered then.
+    """
+    found = case.made.get("optimized")
+    if found is None or any(plan.layers for plan in found.report.plans):
+        found = optimized(case)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.nhwc"
-        nhwc.save(optimized(case), path)
+        nhwc.save(found, path)
         return nhwc.load(path)
 
 
-def compiled(case: Case, backend: str = "nhwc") -> Callable[..., Any]:
-    torch.compiler.reset()
-    return torch.compile(copy_as_is(case.model), backend=backend)
+def compiled(case: Case) -> Callable[..., Any]:
+    """What the backend makes of the graphs that Dynamo found for the reference."""
+    dynamo: _Dynamo = case.made["dynamo"]
+    dynamo.planned = True
+    return dynamo
+
+
+class _Dynamo:
+    """A compiled copy of a model, whose graphs answer as they are, or as the backend has them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        torch.compiler.reset()
+        self.planned = False
+        self._model = copy_as_is(model)
+        self._call = torch.compile(self._model, backend=self._backend)
+        self._nhwc = lookup_backend("nhwc")
+
+    def _backend(self, graph: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        planned = self._nhwc(graph, examples)
+        return lambda *inputs: (planned if self.planned else graph)(*inputs)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Answer, and leave the model as it was: the next call is to begin with the same."""
+        state = [(x, x.detach().clone()) for x in _tensors_of(self._model)]
+        try:
+            return self._call(*inputs)
+        finally:
+            for x, before in state:
+                if not torch.equal(x.nan_to_num(), before.nan_to_num()):
+                    x.detach().copy_(before)
 
 
 def _of_dynamo(case: Case) -> Callable[..., Any]:
-    """What Dynamo answers by itself; nothing is asked where it breaks on what the model refuses."""
-    call = compiled(case, "eager")
+    """What Dynamo answers by itself; nothing is asked where it breaks on what the model refuses.
+
+    Nor is anything asked of a model without weights: the backend leaves its graphs to Dynamo.
+    """
+    if not _tensors_of(case.model):
+        raise NothingToAsk
+    case.made["dynamo"] = call = _Dynamo(case.model)
 
     def asked(*inputs: Any) -> Any:
         given = own(inputs)
@@ -72,6 +112,10 @@ def _of_dynamo(case: Case) -> Callable[..., Any]:
             raise NothingToAsk from error
 
     return asked
+
+
+def _tensors_of(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def scripted(case: Case) -> Callable[..., Any]:

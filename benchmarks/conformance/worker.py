@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from nhwc.plan.ledger import Ledger
 
 from ..limits import limit_memory
 from .judging import FAILED, REFUSED, WRONG, Case, Outcome, judge
@@ -31,22 +37,39 @@ def serve(link: Connection) -> None:
     the verbs that this first one is asked.
     """
     limit_memory(MEMORY)
-    while True:
-        try:
-            suite, group, verbs, begin, first = link.recv()
-        except EOFError:
-            return
-        module = importlib.import_module(suite)
-        for number, case in enumerate(module.cases(group)):
-            if number < begin:
-                continue
-            link.send(case.name)
-            asked = first if number == begin else verbs
-            judged = getattr(module, "judge", judge)
-            for outcome in judged(case, {verb: VERBS[verb] for verb in asked}):
-                outcome = _within_memory(outcome)
-                link.send(_explained(case, outcome, getattr(module, "smaller", None)))
-        link.send(None)
+    with _own_ledger():
+        while True:
+            try:
+                request = link.recv()
+            except EOFError:
+                return
+            _answer(link, *request)
+
+
+def _answer(
+    link: Connection, suite: str, group: str, verbs: list[str], begin: int, first: list[str]
+) -> None:
+    module = importlib.import_module(suite)
+    for number, case in enumerate(module.cases(group)):
+        if number < begin:
+            continue
+        link.send(case.name)
+        asked = first if number == begin else verbs
+        judged = getattr(module, "judge", judge)
+        for outcome in judged(case, {verb: VERBS[verb] for verb in asked}):
+            outcome = _within_memory(outcome)
+            link.send(_explained(case, outcome, getattr(module, "smaller", None)))
+    link.send(None)
+
+
+@contextlib.contextmanager
+def _own_ledger() -> Iterator[None]:
+    """Remember what is measured for this group alone: a file that all groups share grows large,
+    and each case reads and writes it whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "times.json"
+        with patch.object(Ledger, "of", lambda environment: Ledger(path)):
+            yield
 
 
 def _within_memory(outcome: Outcome) -> Outcome:
@@ -67,6 +90,7 @@ def _explained(case: Case, outcome: Outcome, smaller: Callable[..., Any] | None)
     verb = {outcome.verb: VERBS[outcome.verb]}
 
     def fails(model: Any) -> bool:
-        return [o.verdict for o in judge(replace(case, model=model), verb)] == [outcome.verdict]
+        smaller_case = replace(case, model=model, made={})
+        return [one.verdict for one in judge(smaller_case, verb)] == [outcome.verdict]
 
     return replace(outcome, why=f"{outcome.why}\n{smaller(case.model, fails).text()}")

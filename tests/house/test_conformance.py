@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks.conformance import __main__ as conformance
-from benchmarks.conformance import judging, models, modules, networks, onnx, opinfo, shapes
+from benchmarks.conformance import (
+    judging,
+    models,
+    modules,
+    networks,
+    onnx,
+    opinfo,
+    shapes,
+    verbs,
+    weights,
+)  # fmt: skip
 from benchmarks.conformance.judging import Case, Verb, judge
 from benchmarks.conformance.ledger import Ledger, Row
 from benchmarks.conformance.page import BEGIN, END, README, page, recorded, summary
@@ -35,6 +45,15 @@ def test_samples_of_torch_itself(name):
     assert [one for one in found if one.verdict != "right"] == []
 
 
+def test_samples_with_weights_of_the_model():
+    found = outcomes(weights.cases("nn_functional_batch_norm float32"), "fuse", "gradients")
+    assert {one.verb for one in found} == {"fuse", "gradients"}
+    assert [one for one in found if one.verdict != "right"] == []
+    case = next(weights.cases("nn_functional_linear float32"))
+    assert len(case.inputs) == 1
+    assert [*case.model.state_dict()] == ["weight0", "weight1"]
+
+
 @pytest.mark.parametrize("group", ["nn.BatchNorm2d float32 eval", "nn.GroupNorm float32 eval"])
 def test_samples_of_torchs_modules(group):
     found = outcomes(modules.cases(group), "fuse", "gradients")
@@ -46,6 +65,30 @@ def test_a_sample_behind_torch_compile_and_looked_at_backwards():
     cases = itertools.islice(modules.cases("nn.Conv2d float32 eval"), 1)
     found = outcomes(cases, "compile", "audit backwards")
     assert [one.verdict for one in found] == ["right", "right"]
+
+
+def test_a_model_without_weights_is_not_asked_behind_torch_compile():
+    assert outcomes([Case("", nn.ReLU(), (torch.zeros(3),))], "compile") == []
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return x + self.count
+
+
+@pytest.mark.parametrize(("more", "verdict"), [(0, "right"), (1, "wrong")])
+def test_behind_torch_compile_a_wrong_graph_is_seen(more, verdict, monkeypatch):
+    def backend(graph, examples):
+        return lambda *inputs: tuple(x + more for x in graph(*inputs))
+
+    monkeypatch.setattr(verbs, "lookup_backend", lambda name: backend)
+    [outcome] = outcomes([Case("", Counts().eval(), (torch.zeros(3),))], "compile")
+    assert outcome.verdict == verdict
 
 
 def test_samples_of_onnx():
@@ -283,6 +326,25 @@ def test_the_page_and_the_readme_say_what_the_results_hold():
     assert ledgers
     assert page(ledgers) == (README.parent / "docs" / "conformance.md").read_text()
     assert f"{BEGIN}\n{summary(ledgers)}\n{END}" in README.read_text()
+
+
+def test_operators_with_the_fewest_rows_come_first():
+    ledger = Ledger("opinfo", "avx2", {"add int64": Row(), "sub int64": Row()})
+    groups = ["add float32", "mul bool", "sub float32", "mul float32", "abs bool"]
+    for seed in range(5):
+        ordered = conformance._broad(groups, ledger, seed)
+        assert sorted(ordered) == sorted(groups)
+        assert {group.split()[0] for group in ordered[:2]} == {"mul", "abs"}
+
+
+def test_structures_come_behind_the_plain_networks():
+    plain, structured = (
+        {step.name for seed in range(first, first + 30) for step in networks.network(seed)[0].steps}
+        for first in (0, 10_000)
+    )
+    assert len(structured - plain) > 15
+    found = outcomes(itertools.islice(networks.cases("10000"), 20), "fuse")
+    assert [one for one in found if one.verdict != "right"] == []
 
 
 def test_a_network_may_lose_all_its_channels_as_it_grows():

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from ..judging import Case
-from . import blocks, layers
+from . import blocks, layers, structures
 from .builder import Builder
 from .network import Network
 from .network import smaller as smaller
@@ -52,9 +52,14 @@ _OFTEN = (
 )
 """Who makes steps, and how many times as often as others."""
 
+_WITH_STRUCTURES = (*_OFTEN, (structures.structure, 20))
+
+_PLAIN = 10_000
+"""The networks of the seeds before this one have no structures: their rows stay theirs."""
+
 
 def groups() -> list[str]:
-    return [f"{first}" for first in range(0, 10_000, _GROUP)]
+    return [f"{first}" for first in range(0, 2 * _PLAIN, _GROUP)]
 
 
 def cases(group: str) -> Iterator[Case]:
@@ -65,7 +70,8 @@ def cases(group: str) -> Iterator[Case]:
 
 def network(seed: int) -> tuple[Network, tuple[Tensor, ...]]:
     """The network of this seed, in eval mode, and its two inputs."""
-    makers = [maker for maker, times in _OFTEN for _ in range(times)]
+    often = _OFTEN if seed < _PLAIN else _WITH_STRUCTURES
+    makers = [maker for maker, times in often for _ in range(times)]
     builder = Builder(random.Random(seed))
     for _ in range(builder.draw.choice((3, 5, 8, 13, 20))):
         builder.grow(makers)
