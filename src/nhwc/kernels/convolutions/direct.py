@@ -60,7 +60,7 @@ LATER = ("later", "later_floats")
 
 _FIELDS = (
     *("x", "weights", "bias", "scratch", "tile", "phase"),
-    *("pixels", "k", "groups", "row_parts", "column_parts"),
+    *("pixels", "k", "groups", "row_parts", "column_parts", "units_each"),
     *("segments", "segments_at_once", "row_segments", "panels"),
     *("scratch_floats", "low", "high"),
     *ENDING,
@@ -116,8 +116,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             into = packed + at * row_floats
             pixels = rows.Pixels(first + at, cut.first(e, tile + 1) - at)
             rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into, taps)
-        packs_more = (a.flat != 0) & (a.phase == ALL) & (last < a.pixels)
-        following = e.select(packs_more, last - first, e.i64(0))
+        # Behind the share of a thread, the next unit is most likely that of another.
+        more = (last < a.pixels) & ((unit + 1) % a.units_each != 0)
+        more = more & (a.flat != 0) & (a.phase == ALL)
+        following = e.select(more, last - first, e.i64(0))
         inner = _Span(
             taps.first * a.row_segments,
             e.select(a.row_segments != 0, taps.last * a.row_segments, a.segments),
@@ -221,10 +223,11 @@ def direct_steps(
     block_rows = -(-spec.pixels // parts.rows)
     scratch_floats = block_rows * cut.segments * isa.padded(cut.segment)
     low, high = clamp(spec.activation, spec.slope)
+    units = spec.groups * parts.rows * parts.columns
     return (
         step(
             DIRECT,
-            pieces_of(spec.groups * parts.rows * parts.columns, spec.products),
+            pieces_of(units, spec.products),
             x=x,
             weights=packed,
             bias=after(packed, spec.groups * spec.depth * padded_k),
@@ -237,6 +240,7 @@ def direct_steps(
             panels=panels,
             row_parts=parts.rows,
             column_parts=parts.columns,
+            units_each=-(-units // torch.get_num_threads()),
             segments=cut.segments,
             segments_at_once=cut.at_once,
             row_segments=cut.of_row,

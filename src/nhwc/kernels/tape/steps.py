@@ -230,8 +230,8 @@ class Step:
         return tuple(found)
 
 
-_LEAST = 1 << 20
-"""The multiply-adds that a piece of work takes at least: some ten microseconds."""
+_LEAST = 1 << 22
+"""The multiply-adds that a piece of work takes at least: some thirty microseconds."""
 
 
 def pieces_of(units: int, products: int) -> int:
