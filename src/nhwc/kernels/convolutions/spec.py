@@ -249,7 +249,7 @@ class ConvSpec:
     @property
     def gflop(self) -> float:
         """Multiplications and additions of the direct sum, in 10^9."""
-        return 2e-9 * self.products
+        return 2 * self.products / 1e9
 
 
 def _seen(length: int, outputs: int, size: int, stride: int, padding: int, dilation: int) -> slice:
