@@ -160,9 +160,11 @@ python benchmarks/curve.py -o benchmarks/results/curve.json
 
 NEIGHBOURS = """\
 Milliseconds of a call beside other programs that do nothing but compute, on the same two cores.
+In `nhwc optimize` a thread that has done its share of a long layer takes pieces of the share of the
+other, and does not wait for one that has no core ([kernels](kernels.md)).
 
 ```
-python -m benchmarks.neighbours -o benchmarks/results/neighbours.json
+python -m benchmarks.neighbours --seconds 3 -o benchmarks/results/neighbours.json
 ```"""
 
 SLOWER = """\
@@ -216,7 +218,7 @@ python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 -
 
 NARROW_4_INTEL = """\
 The same at batch 4, on the Intel of "Every engine", for the largest models, which both tables above
-lack.
+lack; ResNeXt-101 as in the table with AVX-512.
 
 ```
 python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
@@ -251,7 +253,8 @@ python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines
 ```"""
 
 ENGINES_BATCH_4 = """\
-All models of the two suites at batch 4, on the processor of the table above.
+All models of the two suites at batch 4, on the processor of the table above. ResNeXt-101 was
+measured anew when threads began to take pieces of one another's layers: it had been behind.
 
 ```
 python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
@@ -415,8 +418,9 @@ def _curve(path: Path) -> str:
 
 
 def _neighbours(path: Path) -> str:
-    found = json.loads(path.read_text())
-    return neighbours.table({busy: Benchmark.from_dict(one) for busy, one in found.items()})
+    content = json.loads(path.read_text())
+    found = {busy: Benchmark.from_dict(one) for busy, one in content.items()}
+    return f"{environment(found['0'])}.\n\n{neighbours.table(found)}"
 
 
 def _first_use(path: Path) -> str:
