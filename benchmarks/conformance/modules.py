@@ -12,12 +12,9 @@ from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.utils import _pytree as pytree
 
 from .judging import Case
-from .opinfo import looks, some
+from .opinfo import has_strides, looks, some
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-_MENDED = {"nn.CircularPad2d", "nn.InstanceNorm2d", "nn.LazyInstanceNorm2d"}
-"""In channels last eager loses the format, and a pass keeps it."""
 
 
 def groups() -> list[str]:
@@ -46,7 +43,7 @@ def cases(group: str) -> Iterator[Case]:
             layer(*given.args, **given.kwargs)  # which gives it its weights
         for look, (args, kwargs) in looks((given.args, given.kwargs)):
             model, inputs = _as_model(layer, args, kwargs)
-            strides = name not in _MENDED or look != "channels last"
+            strides = has_strides(name, look)
             yield Case(f"{group} {number} {look}", model, inputs, strides=strides)
 
 

@@ -24,7 +24,13 @@ UNSET = {
     "empty_permuted",
 }
 
-MENDED = {"nn_functional_instance_norm", "nn_functional_pad_circular"}
+_MENDED = {
+    "nn_functional_instance_norm",
+    "nn_functional_pad_circular",
+    "nn.CircularPad2d",
+    "nn.InstanceNorm2d",
+    "nn.LazyInstanceNorm2d",
+}
 """In channels last eager loses the format, and a pass keeps it."""
 
 _ASTRAY = {"grid_sampler_2d", "nn_functional_grid_sample"}
@@ -57,13 +63,18 @@ def cases(group: str) -> Iterator[Case]:
                 if look == "not finite" and name in _ASTRAY:
                     continue
                 told = f"{group} {number} {way} {look}"
-                strides = name not in MENDED or look != "channels last"
+                strides = has_strides(name, look)
                 yield Case(told, model, inputs, name in UNSET, is_steep(name), strides)
     if op.error_inputs_func is not None and dtype == torch.float32:
         for number, wrong in enumerate(some(op.error_inputs("cpu"))):
             sample = wrong.sample_input
             model, inputs = as_model(op.op, (sample.input, sample.args, sample.kwargs))
             yield Case(f"{group} error {number}", model, inputs, True)
+
+
+def has_strides(name: str, look: str) -> bool:
+    """Whether the result of this operator, or module, must have eager's strides."""
+    return name not in _MENDED or look != "channels last"
 
 
 def is_steep(name: str) -> bool:

@@ -16,7 +16,7 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
 from .judging import Case
-from .opinfo import MENDED, UNSET, is_steep, looks, some
+from .opinfo import UNSET, has_strides, is_steep, looks, some
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -38,10 +38,16 @@ def cases(group: str) -> Iterator[Case]:
         if not _has_weights(sample):
             continue
         for look, (first, args, kwargs) in looks((sample.input, sample.args, sample.kwargs)):
-            strides = name not in MENDED or look != "channels last"
             model = _Weighted(op.op, args, kwargs).eval()
             told = f"{group} {number} {look}"
-            yield Case(told, model, (first.detach(),), name in UNSET, is_steep(name), strides)
+            yield Case(
+                told,
+                model,
+                (first.detach(),),
+                name in UNSET,
+                is_steep(name),
+                has_strides(name, look),
+            )
 
 
 def _has_weights(sample: SampleInput) -> bool:
