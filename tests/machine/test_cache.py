@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import nhwc
-from nhwc._optimize.contest import _are_pairs
+from nhwc._optimize.contest import _are_turns
 from nhwc._optimize.verdict import recall
 from nhwc.machine import cache
 from nhwc.machine.cache import make_own, read_own, why_unsafe, write_own
@@ -288,7 +288,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("value", HOSTILE, ids=str)
 def test_entries_of_other_kinds_are_no_entries(tmp_path, value):
-    assert not any(map(_are_pairs, (value, [value, value], [[value], [value]], [[0.5], [value]])))
+    crafted = (value, [value, value], [[value], [value]], [[0.5], [value]], [[0.5], [0.5, 0.5]])
+    assert not any(_are_turns(one, 2) for one in crafted)
     ledger = Ledger(tmp_path / "m.json")
     check = {
         "input": 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,63 +33,66 @@ _PATIENCE = 3
 
 @dataclass(frozen=True)
 class Turns:
-    """A stage and the input, timed in turns; `remembered` if an earlier run did it."""
+    """Stages, each compared with the input in the same turns, maybe by an earlier run."""
 
-    comparison: Comparison
+    compared: dict[str, Comparison]
     remembered: bool
 
 
 def take_turns(
-    task: OptimizeTask, stage: str, module: nn.Module, key: str, layers_s: float = 0.0
+    task: OptimizeTask, stages: Mapping[str, nn.Module], key: str, layers_s: float = 0.0
 ) -> Turns:
-    """Time `module`, or recall it by `key`: the same for what would run the same.
+    """Time `stages` beside the input, or recall it by `key`: the same for what would run the same.
 
-    If it took much longer than its layers do alone, `layers_s`, it is timed once more, and all
-    turns count.
+    If the plan took much longer than its layers do alone, `layers_s`, they are timed once more, and
+    all turns count.
     """
-    task.say(f"timing the {stage}")
+    task.say(f"timing the {' and the '.join(stages)}")
     # What a call keeps would be there in the next run of the model, which is a comparison.
     with preserved(task.model):
-        return _taken(task, stage, module, key, layers_s)
+        return _taken(task, stages, key, layers_s)
 
 
-def _taken(task: OptimizeTask, stage: str, module: nn.Module, key: str, layers_s: float) -> Turns:
-    known, earlier = task.ledger.get(key), None
-    if _are_pairs(known):
-        before, after = (Samples(tuple(seconds)) for seconds in known)
-        earlier = Comparison(before, after)
-        sure = not much_slower(earlier.after.median_s, layers_s) or len(known[0]) >= _MOST
-        if sure:
-            return Turns(earlier, remembered=True)
+def _taken(task: OptimizeTask, stages: Mapping[str, nn.Module], key: str, layers_s: float) -> Turns:
+    names, planned = ["input", *stages], "plan" in stages
+    times = dict.fromkeys(names, Samples(()))
+    known = task.ledger.get(key)
+    if _are_turns(known, len(names)):
+        times = {name: Samples(tuple(row)) for name, row in zip(names, known, strict=True)}
+        found = _compared(times)
+        slow = planned and much_slower(found["plan"].after.median_s, layers_s)
+        if not slow or len(known[0]) >= _MOST:
+            return Turns(found, remembered=True)
     device = "cpu" if task.environment.device == "cpu" else "cuda"
-    calls = {"input": _call(task.model, task.example), stage: _call(module, task.example)}
+    calls = {name: _call(stages.get(name, task.model), task.example) for name in names}
     once = interleave(calls, rounds=1, warmup=0, device=device)
     total = max(1e-6, sum(samples.seconds[0] for samples in once.values()))
-    least, fewest = (3, 1) if stage == "graph" else (5, 2)
+    least, fewest = (5, 2) if planned else (3, 1)
     least = max(fewest, min(least, int(_LONG_S / total)))
     rounds = max(least, min(25, int(_TIMING_S / total)))
-    times = dict.fromkeys(calls, Samples(()))
-    if earlier is not None:
-        times = {"input": earlier.before, stage: earlier.after}
-    for _ in range(_PATIENCE if stage == "plan" else 1):
+    for _ in range(_PATIENCE if planned else 1):
         more = interleave(calls, rounds=rounds, warmup=0, device=device)
-        times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
-        found = Comparison(times["input"], times[stage])
-        if stage == "graph" or found.verdict != "too noisy to tell":
+        times = {name: Samples(times[name].seconds + more[name].seconds) for name in names}
+        found = _compared(times)
+        if not planned or found["plan"].verdict != "too noisy to tell":
             # A plan's times are remembered only if they tell it from the input.
-            task.ledger.put(key, [list(found.before.seconds), list(found.after.seconds)])
+            task.ledger.put(key, [list(times[name].seconds) for name in names])
             break
     return Turns(found, remembered=False)
 
 
-def _are_pairs(known: Any) -> bool:
-    """Whether an entry of the ledger has the times of two variants, taken in turns."""
-    if not isinstance(known, list) or len(known) != 2:
+def _compared(times: Mapping[str, Samples]) -> dict[str, Comparison]:
+    return {name: Comparison(times["input"], one) for name, one in times.items() if name != "input"}
+
+
+def _are_turns(known: Any, count: int) -> bool:
+    """Whether an entry of the ledger has the times of `count` variants, taken in turns."""
+    if not isinstance(known, list) or len(known) != count:
         return False
     if not all(isinstance(seconds, list) and seconds for seconds in known):
         return False
     fits = all(is_time(one) and one > 0 for seconds in known for one in seconds)
-    return fits and len(known[0]) == len(known[1])
+    return fits and len({len(seconds) for seconds in known}) == 1
 
 
 def winner(compared: dict[str, Comparison]) -> tuple[str, str]:

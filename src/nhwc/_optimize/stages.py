@@ -111,18 +111,16 @@ def optimize(
 def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, start: float) -> Optimized:
     """Plan the graph, time what there is in turns, and return what won."""
     graph, ledger = rewritten.graph, task.ledger
-    turns: dict[str, Turns] = {}
     with preserved(graph):
         sized = _sized(rewritten, task)
-        turns["graph"] = take_turns(task, "graph", graph, _key("graph", graph, task))
+        turns = take_turns(task, {"graph": graph}, _key("graph", graph, task))
     shelved = _shelve(graph, sized)
     with preserved(graph):
         judged = _planned_soundly(rewritten, sized, shelved, task, judge)
         planned = judged.planned
         if planned.model.portable is not graph or planned.model.serves(task.example):
-            key = _key("plan", graph, task, planned.kernels)
             with preserved(planned.model):
-                turns["plan"] = take_turns(task, "plan", planned.model, key, planned.layers_s)
+                turns = _with_plan(turns, graph, planned, task)
     ledger.save()
     report = _report(task, rewritten, judged, turns, start)
     bring_back(shelved, planned.weights if report.chosen == "plan" else ())
@@ -131,6 +129,23 @@ def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, start: fl
     result.report, result.exact = report, judged.exact
     result.examples = tuple(map(describe, task.examples))
     return result
+
+
+def _with_plan(
+    graph_turns: Turns, graph: fx.GraphModule, planned: Planned, task: OptimizeTask
+) -> Turns:
+    """The turns of the graph and those of the plan; the same ones, if the graph seems faster.
+
+    Another moment may have been kinder to it, and would be remembered.
+    """
+    key, stages = _key("plan", graph, task, planned.kernels), {"plan": planned.model}
+    turns = take_turns(task, stages, key, planned.layers_s)
+    compared = {**graph_turns.compared, **turns.compared}
+    if winner(compared)[0] != "graph":
+        return Turns(compared, turns.remembered)
+    turns = take_turns(task, {"graph": graph, **stages}, f"graph or {key}", planned.layers_s)
+    unread(graph.parameters())
+    return turns
 
 
 @dataclass(frozen=True)
@@ -222,10 +237,9 @@ def _key(stage: str, graph: fx.GraphModule, task: OptimizeTask, kernels: Sequenc
 
 
 def _report(
-    task: OptimizeTask, rewritten: Rewritten, judged: _Judged, turns: dict[str, Turns], start: float
+    task: OptimizeTask, rewritten: Rewritten, judged: _Judged, turns: Turns, start: float
 ) -> OptimizeReport:
-    compared = {stage: one.comparison for stage, one in turns.items()}
-    chosen, reason = winner(compared)
+    chosen, reason = winner(turns.compared)
     return OptimizeReport(
         model=type(task.model).__name__,
         inputs=describe(task.example),
@@ -236,8 +250,8 @@ def _report(
         opaque=rewritten.opaque,
         plans=judged.planned.reports,
         verification=judged.verification,
-        compared=compared,
-        remembered=[*turns.values()][-1].remembered,
+        compared=turns.compared,
+        remembered=turns.remembered,
         setup_s=time.perf_counter() - start,
         environment=task.environment,
     )
