@@ -14,6 +14,7 @@ from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
 from ..graph.effects.outside import outside_put_back
 from ..graph.tracing.copies import own_copy
+from ..machine.crowd import one_thread_if_crowded
 from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread
@@ -93,12 +94,14 @@ def optimize(
         leisure = Leisure(_AGAIN_S)
         task = OptimizeTask(model, examples, passes, exact, say, environment, ledger, leisure)
         # Before there is a graph: the copy in float64 is the largest of all.
-        judge = Judge(model, task.example, ledger, say)
-        for inputs in examples[1:]:
-            judge.runs(inputs)
+        with one_thread_if_crowded():
+            judge = Judge(model, task.example, ledger, say)
+            for inputs in examples[1:]:
+                judge.runs(inputs)
         say("capturing the graph")
         try:
-            rewritten = checked(rewrite(captured_for(task), task), task, judge)
+            with one_thread_if_crowded():
+                rewritten = checked(rewrite(captured_for(task), task), task, judge)
             return _optimized(rewritten, task, judge, start)
         except VerificationError:
             reason = judge.why_unlike()
