@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import nhwc
-from nhwc._optimize import verdict
+from nhwc._optimize.verdict import Judge
 from nhwc.machine import crowd
 from nhwc.machine.timing import Samples
 from nhwc.verify import observe
@@ -37,15 +37,25 @@ def test_one_thread_waits_for_nobody(monkeypatch):
 @pytest.mark.parametrize(("waits", "threads"), [(True, 1), (False, 2)])
 def test_the_original_is_run_on_one_thread_in_a_crowd(waits, threads, monkeypatch):
     monkeypatch.setattr(crowd, "crowded", lambda: waits)
-    seen = set()
+    net, seen = nn.Conv2d(3, 4, 3), []
+    net.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    observe(net, [(torch.rand(1, 3, 12, 12),)])
+    assert {*seen} == {threads}
+    assert torch.get_num_threads() == 2
 
-    def noting(*args, **options):
-        seen.add(torch.get_num_threads())
-        return observe(*args, **options)
 
-    monkeypatch.setattr(verdict, "observe", noting)
+@pytest.mark.parametrize(("waits", "threads"), [(True, 1), (False, 2)])
+def test_the_graph_is_checked_on_one_thread_in_a_crowd(waits, threads, monkeypatch):
+    monkeypatch.setattr(crowd, "crowded", lambda: waits)
+    seen, check = [], Judge.check
+
+    def noting(self, graph):
+        seen.append(torch.get_num_threads())
+        check(self, graph)
+
+    monkeypatch.setattr(Judge, "check", noting)
     nhwc.optimize(nn.Conv2d(3, 4, 3).eval(), torch.rand(1, 3, 12, 12))
-    assert seen == {threads}
+    assert {*seen} == {threads}
     assert torch.get_num_threads() == 2
 
 

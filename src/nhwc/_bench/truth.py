@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..machine.crowd import one_thread_if_crowded
 from ..models.trees import flatten
 from ..verify.widened import run_in_float64, widened
 from .step import StepCall
@@ -48,6 +49,7 @@ class Truth:
         return cls(tuple(outputs), float(allowed))
 
 
+@one_thread_if_crowded()
 def find_truth(
     model: nn.Module, inputs: Sequence[Tensor], *, train: bool = False, amp: bool = False
 ) -> Truth:

@@ -94,10 +94,9 @@ def optimize(
         leisure = Leisure(_AGAIN_S)
         task = OptimizeTask(model, examples, passes, exact, say, environment, ledger, leisure)
         # Before there is a graph: the copy in float64 is the largest of all.
-        with one_thread_if_crowded():
-            judge = Judge(model, task.example, ledger, say)
-            for inputs in examples[1:]:
-                judge.runs(inputs)
+        judge = Judge(model, task.example, ledger, say)
+        for inputs in examples[1:]:
+            judge.runs(inputs)
         say("capturing the graph")
         try:
             with one_thread_if_crowded():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import InputError, VerificationError
+from ..machine.crowd import one_thread_if_crowded
 from ..models.places import by_call
 from ..models.preserve import drawn_so_far, preserved, undrawn
 from ..models.trees import each_changed, every_tensor_of, flatten
@@ -98,6 +99,7 @@ class Answers:
     drawn: bool
 
 
+@one_thread_if_crowded()
 def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool = True) -> Answers:
     """Run `model` on each of `inputs`, once as it is and once, on a copy, in float64.
 
