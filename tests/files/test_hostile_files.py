@@ -226,6 +226,8 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
         ),
         (lambda h: h["nodes"][0].update(args={"tuple": [1, 2]}), "a default that is no plain"),
         (lambda h: insert(h, "collections.OrderedDict", X), "an OrderedDict of"),
+        (lambda h: insert(h, "torch.Size", X), "a torch.Size of"),
+        (lambda h: insert(h, "torch.Size", {"tuple": [X]}), "a torch.Size of"),
         (lambda h: insert(h, "torch.relu", {"dict": [[True, 1]]}), "the key 'True'"),
         (lambda h: insert(h, "torch.relu", {"dict": [[1 << 70, 1]]}), "a number of 71 bits"),
         (lambda h: insert(h, "torch.relu", {"device": 3}), "describes no model"),

@@ -65,7 +65,8 @@ def test_every_function_is_torchs_or_one_of_a_short_list():
     for name, function in functions().items():
         rooms.setdefault(name.rpartition(".")[0], []).append(name)
         assert callable(function)
-        assert not isinstance(function, type) or name.startswith(("builtins.", "collections."))
+        made = name.startswith(("builtins.", "collections.")) or name == "torch.Size"
+        assert made or not isinstance(function, type)
     listed = {room: len(names) for room, names in rooms.items() if not room.startswith("torch")}
     # Whoever lengthens one of these lists by hand reads docs/file-format.md first.
     assert listed == {"operator": 41, "builtins": 13, "math": 6, "collections": 1, "nhwc": 6}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -240,10 +241,14 @@ class Sizes(nn.Module):
         return y, self.size, {"both": [both], "fields": Named(x, y.shape, self.size)}, (1, 2)
 
 
-@pytest.mark.parametrize("verb", ["fuse", "optimize"])
-def test_a_constant_size_stays_one(verb: str) -> None:
+@pytest.mark.parametrize("verb", ["fuse", "optimize", "file"])
+def test_a_constant_size_stays_one(verb: str, tmp_path: Path) -> None:
     net = Sizes().eval()
-    found = nhwc.fuse(net) if verb == "fuse" else nhwc.optimize(net, X)
+    if verb == "file":
+        nhwc.save(net, tmp_path / "model.nhwc")
+        found = nhwc.load(tmp_path / "model.nhwc")
+    else:
+        found = nhwc.fuse(net) if verb == "fuse" else nhwc.optimize(net, X)
     with torch.no_grad():
         expected, given = net(X), found(X)
     assert given[1:2] == expected[1:2]

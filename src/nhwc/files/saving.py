@@ -120,7 +120,7 @@ def _with_plain_results(graph: fx.GraphModule) -> fx.GraphModule:
 
 def _contents(node: fx.Node) -> dict[str, Any] | tuple[Any, ...] | None:
     """What lies in a dict, a dataclass or a named tuple of the user's; None for other nodes."""
-    return None if node.target is OrderedDict else contents_of(node)
+    return None if node.target in (OrderedDict, torch.Size) else contents_of(node)
 
 
 def _is_named(value: Any) -> bool:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from ..graph.modules.layers import assert_value
@@ -186,9 +187,15 @@ def _function(name: str, args: tuple[Any, ...]) -> Callable[..., Any]:
         raise Foreign(f"an item of {str(args[0])[:40]!r}")
     if found is OrderedDict and not (len(args) == 1 and isinstance(args[0], dict)):
         raise Foreign(f"an OrderedDict of {str(args)[:40]!r}")
+    if found is torch.Size and not (len(args) == 1 and _is_shape(args[0])):
+        raise Foreign(f"a torch.Size of {str(args)[:40]!r}")
     if found is getattr and (len(args) != 2 or args[1] not in ATTRIBUTES):
         raise Foreign(f"getattr of {args[1:]!r}")
     return found
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) is tuple and all(type(size) is int for size in value)
 
 
 def _nodes_in(value: Any) -> Iterator[bool]:

@@ -37,8 +37,8 @@ _BUILTINS = "abs bool float getattr int len max min pow round slice sum tuple"
 
 _MATH = "ceil floor log2 prod sqrt trunc"
 
-_PYTHON = "_assert as_tensor rsub tensor"
-"""Functions of `torch` that make or check tensors, and have no schema or no documentation."""
+_PYTHON = "Size _assert as_tensor rsub tensor"
+"""What `torch` makes or checks tensors and shapes with, and has no schema or documentation for."""
 
 _CASTS = """
     bfloat16 bool byte cdouble cfloat char cpu double element_size float half int long ndimension
