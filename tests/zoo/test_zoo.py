@@ -1,4 +1,5 @@
 import py_compile
+import re
 import struct
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def test_a_file_that_cannot_be_run(tmp_path):
         ("os.path:join", "os.path:join raised TypeError: join.. missing 1 required positional"),
         ("there/is/none", "^no such file: there/is/none.$"),
         ("none.nhwc", "^no such file: none.nhwc.$"),
+        ("/dev/null", "^/dev/null is no file. Name a saved model, or file.py:callable.$"),
         ("resnet1", r"did you mean resnet18, resnet152, resnet101\? timm has no"),
         ("torchvision:nothing_like_it", "^torchvision has no 'nothing_like_it'.$"),
         ("nets.py:", "^'nets.py:' has nothing after its colon. Write torchvision:NAME"),
@@ -264,6 +266,28 @@ def test_a_name_of_weights_in_several_lines_is_told_in_one(tmp_path):
     torch.save({"weight\nand\x1b[2Jmore": torch.zeros(1)}, tmp_path / "w.pt")
     with pytest.raises(nhwc.InputError, match=r'Unexpected .* "weight and.x1b\[2Jmore"\. Give'):
         load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("name", [3, None, ("a", "weight")])
+def test_a_name_of_weights_that_is_no_text_is_told(tmp_path, name):
+    torch.save({"weight": torch.ones(1), name: torch.ones(1)}, tmp_path / "w.pt")
+    with pytest.raises(nhwc.InputError, match=f"it has {re.escape(repr(name))} where a weight has"):
+        load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int8, torch.bool])
+def test_weights_that_a_cast_would_spoil_are_refused(tmp_path, kind):
+    net = nn.BatchNorm2d(4)
+    torch.save(net.state_dict() | {"weight": net.weight.detach().to(kind)}, tmp_path / "w.pt")
+    with pytest.raises(nhwc.InputError, match=f"weight is {kind} there and torch.float32 in the"):
+        load_weights_(nn.BatchNorm2d(4), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.int64])
+def test_weights_of_another_precision_are_cast(tmp_path, kind):
+    net = nn.BatchNorm2d(4)
+    torch.save({name: one.to(kind) for name, one in net.state_dict().items()}, tmp_path / "w.pt")
+    assert torch.equal(load_weights_(nn.BatchNorm2d(4), tmp_path / "w.pt").weight, net.weight)
 
 
 def test_compiled_weights_are_refused_without_a_warning(tmp_path):

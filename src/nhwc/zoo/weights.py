@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..errors import InputError, MissingPackage, is_out_of_memory, missing
 from ..files.container import is_saved
 from ..machine.disk import open_file
-from ..shown import misfit
+from ..shown import misfit, shown
 from .archives import is_safetensors, kind_of
 
 
@@ -23,7 +23,9 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if isinstance(state, dict):
+        _check_names(state, path)
         _unwrap_(state, model)
+        _check_types(state, model, path)
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -50,6 +52,29 @@ def read_weights(path: str | Path) -> Any:
         if is_out_of_memory(error):
             raise
         raise InputError(_why_no_weights(Path(path))) from error
+
+
+def _check_names(state: dict[Any, Any], path: str | Path) -> None:
+    for name in state:
+        if not isinstance(name, str):
+            raise InputError(
+                f"{path} does not fit the model: it has {shown(repr(name))} where a weight has its "
+                "name. Give what model.state_dict() returns."
+            )
+
+
+def _check_types(state: dict[str, Any], model: nn.Module, path: str | Path) -> None:
+    """Refuse what a cast would spoil: torch takes the real part, and the codes of 8 bits."""
+    for name, own in model.state_dict().items():
+        given = state.get(name)
+        if not isinstance(given, Tensor) or not isinstance(own, Tensor):
+            continue
+        coded = given.itemsize == 1 and not given.is_floating_point()
+        if own.is_floating_point() and (coded or given.is_complex()):
+            raise InputError(
+                f"{path} does not fit the model: {shown(name)} is {given.dtype} there and "
+                f"{own.dtype} in the model. Give weights of this very model, cast as you mean it."
+            )
 
 
 def _unwrap_(state: dict[str, Any], model: nn.Module) -> None:
