@@ -64,6 +64,8 @@ def with_floor(data, **changes):
         (lambda d: spoiled(d, "case", threads="1"), "threads is '1', not int"),
         (lambda d: spoiled(d, "case", threads=0), "has no image or no thread"),
         (lambda d: spoiled(d, "case", shapes=[[]]), "has no image or no thread"),
+        (lambda d: spoiled(d, "measurements", error=None), "was timed without an error"),
+        (lambda d: spoiled(d, "measurements", setup_s=-1.0), "was timed without an error"),
         (lambda d: spoiled(d, "measurements", turns=[]), "had no turns"),
         (lambda d: spoiled(d, "measurements", peak_bytes=10**400), "damaged: .*peak_bytes is 1000"),
         (lambda d: spoiled(d, "measurements", turns=[[1.0]]), "had no turns, or not as many"),

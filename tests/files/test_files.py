@@ -786,6 +786,9 @@ def test_a_device_that_is_not_here(tmp_path):
     nhwc.save(nn.Conv2d(3, 8, 3).eval(), tmp_path / "net.nhwc")
     with pytest.raises(InputError, match="device 'nowhere' is not usable here"):
         nhwc.load(tmp_path / "net.nhwc", device="nowhere")
+    if not torch.backends.mps.is_available():
+        with pytest.raises(InputError, match=r"from the 'MPS' backend\. Take another, as cpu\.$"):
+            nhwc.load(tmp_path / "net.nhwc", device="mps")
 
 
 class Pair(NamedTuple):

@@ -263,6 +263,8 @@ def _nonsense(result: Benchmark) -> Iterator[str]:
         rounds = {len(found.turns) for found in row.measured}
         if len(rounds) > 1 or 0 in rounds:
             yield f"the variants of {row.case.model} had no turns, or not as many"
+        if not all(0 <= m.error < math.inf and 0 <= m.setup_s < math.inf for m in row.measured):
+            yield f"a variant of {row.case.model} was timed without an error or a set-up"
         for turn in (turn for found in row.measured for turn in found.turns):
             if not turn or not all(map(_is_time, turn)):
                 yield f"a turn of {row.case.model} took no time that a clock shows"

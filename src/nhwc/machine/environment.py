@@ -35,7 +35,7 @@ def usable_device(device: Device | str) -> Device:
         found = Device(device)
         torch.empty(0, device=found)
     except Exception as error:  # Each backend raises its own.
-        why = first_line(error).rstrip(".")
+        why = first_line(error).partition(". ")[0].rstrip(".")  # Then come a page of advice.
         raise InputError(
             f"device {str(device)!r} is not usable here: {why}. Take another, as cpu."
         ) from error

@@ -84,6 +84,8 @@ def _bare_name(name: str) -> Callable[..., object]:
         raise ModelNotFound(f"{name} is {kind.what}: {kind.todo}.")
     if len(Path(name).parts) > 1 and Path(name).is_dir():
         raise ModelNotFound(_IS_FOLDER.format(name))
+    if len(Path(name).parts) > 1 and Path(name).exists():
+        raise ModelNotFound(f"{name} is no file. Name a saved model, or file.py:callable.")
     if Path(name).suffix in _ENDINGS or len(Path(name).parts) > 1:
         raise ModelNotFound(f"no such file: {name}.")
     reasons: list[str] = []
