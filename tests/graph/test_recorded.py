@@ -322,6 +322,22 @@ def test_tensors_that_code_makes_and_writes_into_are_right_in_every_call(does):
         close(graph(*other), model(*other))
 
 
+class Gaps(nn.Module):
+    """It writes into a table whose numbers do not lie side by side."""
+
+    def forward(self, x):
+        table = torch.empty_strided((2, 4), (16, 2)).fill_(3.0)
+        return table.mul_(x.mean()), x.relu()
+
+
+@torch.no_grad()
+def test_what_a_call_writes_into_lies_as_the_code_made_it():
+    model, x = Gaps().eval(), image()
+    graph, _ = capture_sized(capture(model).module, [x])
+    for _ in range(2):
+        torch.testing.assert_close(graph(x), model(x), check_stride=True)
+
+
 def best(self, x):
     return torch.Tensor.max(self.patches(x), 1)
 

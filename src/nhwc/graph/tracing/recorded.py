@@ -35,7 +35,7 @@ from ..effects.state import Changed, State
 from ..modules.layers import Spread
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, watched_from_outside
 from ..nodes.arguments import type_like
-from ..nodes.edit import filled
+from ..nodes.edit import copied, filled
 from ..nodes.flat import is_nested, with_leaves
 from ..nodes.memory import seen_later
 from ..nodes.writes import targets_of, written_into
@@ -359,10 +359,9 @@ class _Recorder(TorchFunctionMode):
             place = self.noted.place_of(tensor)
             if place.op == "get_attr":
                 # Every run writes into a copy of the constant.
-                with self.noted.graph.inserting_before(node):
-                    copied = self.noted.graph.call_method("clone", (place,))
-                node.replace_input_with(place, copied)
-                self.noted.replace(tensor, copied)
+                _, copy = copied(place, tensor)
+                node.replace_input_with(place, copy)
+                self.noted.replace(tensor, copy)
         return found
 
     def _check_write(self, tensor: Tensor) -> None:
