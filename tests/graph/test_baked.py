@@ -97,6 +97,19 @@ def test_a_model_of_computed_weights_is_saved(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_is_returned_takes_its_own_state(kind):
+    model = Net(KINDS[kind])
+    before, other = state_of(model), nhwc.fuse(Net(KINDS[kind]))
+    for made in (nhwc.fuse(model), nhwc.optimize(model, X).portable):
+        made.load_state_dict(made.state_dict())
+        torch.testing.assert_close(made(X), before[2])
+    made.load_state_dict(other.state_dict())
+    torch.testing.assert_close(made(X), other(X))
+    model.load_state_dict(before[1])
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_weight_is_to_the_bit_what_the_layer_computes(kind):
     model = Net(KINDS[kind])
     baked = copy.deepcopy(model)

@@ -99,6 +99,11 @@ def _bake(part: nn.Module) -> None:
             remove_weight_norm(part, name)
         elif isinstance(hook, SpectralNorm):
             remove_spectral_norm(part, name)
+            # Torch looks for its own hook here, and does not find it under what it wraps around it.
+            hooks: Any = part._load_state_dict_pre_hooks
+            for key, wrapped in [*hooks.items()]:
+                if getattr(getattr(wrapped, "hook", wrapped), "fn", None) is hook:
+                    del hooks[key]
         else:
             prune.remove(part, name)
         sources = [before[gone] for gone in before.keys() - part._parameters.keys()]
