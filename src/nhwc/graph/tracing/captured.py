@@ -25,7 +25,13 @@ from ..modules.leaves import (
     opaque_by_nature,
     replaced_in_torch,
 )
-from ..nodes.arguments import fixed_arguments, is_sayable_argument, name_placeholders, required_late
+from ..nodes.arguments import (
+    fixed_arguments,
+    is_sayable_argument,
+    is_sayable_name,
+    name_placeholders,
+    required_late,
+)
 from ..nodes.edit import attribute, copied, erase
 from ..nodes.memory import exposed
 from ..nodes.names import is_constant, renamed_parts, sayable, user_path
@@ -210,7 +216,10 @@ def _unlike_forward(module: nn.Module) -> str | None:
     for parameter in inspect.signature(module.forward).parameters.values():
         kept = isinstance(parameter.default, list) and parameter.name in mentions_of(module).written
         if kept or not is_sayable_argument(parameter):
-            return f"generated code cannot have its argument {parameter.name}"
+            given = f"its argument {parameter.name}"
+            if is_sayable_name(parameter.name):
+                given = f"the default of {given}, a {type(parameter.default).__name__}"
+            return f"generated code cannot have {given}"
     return None
 
 
