@@ -27,6 +27,7 @@ from ..ops.test_page import example_table
 from ..optimizing import force, residual
 
 EVIL = "<img src=x onerror=\"document['title']='taken'\">"
+WORD = "/a/path/without/any/space" * 20
 NAMES = [
     "nhwc projected depthwise", "nhwc expanded depthwise", "nhwc", "onednn", "torch",
     *(f"nhwc kernel {number}" for number in range(12)),
@@ -57,7 +58,7 @@ def optimized():
         layer | {"name": f"stage.{name}", "chosen": {"kernel": name, "layout": "x", "seconds": 1.0}}
         for name in NAMES
     ]
-    data["reason"] = "`torch` is as fast"
+    data["reason"] = f"`torch` is as fast {WORD}"
     data["verification"]["checks"][0]["error"] = float("nan")
     calls = [
         {"operator": "conv2d", "module": "a", "effect": effect, "seconds": 0.1}
@@ -68,13 +69,18 @@ def optimized():
     return page("optimize", data["name"], data)
 
 
+def broken():
+    made = suite()
+    return replace(made, rows=(*made.rows[:-1], replace(made.rows[-1], failure=f"no {WORD}")))
+
+
 ROW = {"outcome": "right", "reason": "", "lost_before": 13, "lost_after": 0, "ratio": 2.5}
 WRONG = Section("what fails", (Rule(EVIL, EVIL * 9, repr(EVIL)),))
 PAGES = {
     "audit": lambda: audit_html(audit(Lossy(), torch.rand(2, 3, 9, 9), name=EVIL, reorders=True)),
     "optimize": optimized,
     "one case": lambda: bench_html(one()),
-    "suite": lambda: bench_html(suite()),
+    "suite": lambda: bench_html(broken()),
     "ops": lambda: ops_html(example_table()),
     "rules": lambda: rules_html(check_rules(sections=[SECTIONS[2], WRONG]), HERE),
     "zoo": lambda: html(
