@@ -128,6 +128,35 @@ def test_an_image_inside_of_vmap_can_be_marked(shape):
     torch.testing.assert_close(sums, images.square().flatten(1).sum(1))
 
 
+class Again(nn.Module):
+    """Tokens made an image again, and marked as the audit advises."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Conv2d(3, 4, 3)
+
+    def forward(self, tokens):
+        image = tokens.transpose(1, 2).reshape(-1, 3, 5, 5)
+        return self.mix(to_format(image, Format.CHANNELS_LAST))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_marks_its_images_is_one_graph_of_torch_compile(dynamic):
+    net, tokens = Again(), torch.rand(1, 25, 3)
+    fast = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    exported = [torch.export.export(net, (tokens,), strict=one).module() for one in (False, True)]
+    for made in (fast, *exported):
+        torch.testing.assert_close(made(tokens), net(tokens))
+        assert made(tokens).stride() == net(tokens).stride()
+
+
+def test_an_image_inside_of_vmap_can_be_marked_behind_torch_compile():
+    images = torch.rand(5, 2, 3, 4, 4)
+    marked = torch.vmap(lambda image: to_format(image, Format.CHANNELS_LAST) * 2)
+    fast = torch.compile(marked, backend="eager", fullgraph=True)
+    torch.testing.assert_close(fast(images), images * 2)
+
+
 @pytest.mark.parametrize("ndim", [0, 1, 2, 3, 6])
 def test_other_dimensions_are_contiguous_or_other(ndim):
     x = torch.empty((2,) * ndim)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.export import ExportedProgram
 
 from ..errors import InputError
@@ -135,14 +135,20 @@ def to_format(tensor: Tensor, format: Format) -> Tensor:
     _check_format(tensor, format)
     dense = _dense(tensor, format)
     strides = strides_of(dense.shape, format)
-    return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
+    # Where a graph is made, tensors have no memory, and torch reckons strides for sizes of 1 that
+    # the views of a run do not have.
+    reckoned = 1 in dense.shape and torch.compiler.is_compiling()
+    if dense.stride() == strides and not reckoned:
+        return dense
+    return dense.as_strided(dense.shape, strides)
 
 
 def _dense(tensor: Tensor, format: Format) -> Tensor:
     """`tensor` without gaps in the order of `format`; sizes of 1 may have any strides."""
-    if format is Format.CONTIGUOUS or not is_functorch_wrapped_tensor(tensor):
+    if format is Format.CONTIGUOUS or peek_interpreter_stack() is None:
         return tensor.contiguous(memory_format=MEMORY_FORMATS[format])
-    # Inside of vmap torch knows no channels last, but any order of dimensions.
+    # Inside of vmap torch knows no channels last, but any order of dimensions. Dynamo can answer
+    # whether anything is transformed, not whether this tensor is.
     return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
