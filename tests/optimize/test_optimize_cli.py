@@ -18,6 +18,13 @@ from ..optimizing import Aliasing, force, residual
 MODEL = """
 from torch import nn
 
+class Shifted(nn.Conv2d):
+    def forward(self, x, y):
+        return super().forward(x) + y
+
+def shifted():
+    return Shifted(3, 4, 1)
+
 def tiny():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
 """
@@ -117,12 +124,21 @@ def test_what_cannot_be_saved_has_its_report_and_one_line(tmp_path, monkeypatch,
     assert not (tmp_path / "my.nhwc").exists()
 
 
+def test_other_shapes_of_several_inputs_are_planned(model, capsys):
+    inputs = ["--input", "1x3x8x8", "--input", "4x1x1"]
+    also = ["--also", "2x3x8x8", "--also", "4x1x1", "--also", "1x3x6x6", "--also", "1x1"]
+    words = [model.replace("tiny", "shifted"), *inputs, *also]
+    assert main(["optimize", *words, "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["verification"]["checks"]) >= 3
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--input", "1x5x12x12"], "raised RuntimeError on 1x5x12x12"),
         (["--report", "nowhere/x.html"], "nowhere is no folder"),
         (["--also", "3"], "vision model needs 4"),
+        (["--input", "1x3x8x8", "--input", "8", "--also", "2x3x8x8"], "--input is given 2 times"),
     ],
 )
 def test_bad_input_is_one_line(model, words, says, capsys, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from ..optimized import Optimized
 from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
 from ..shown import obeys, printable
-from .common import add_model_arguments, aside, build, colors, parse_shape
+from .common import add_model_arguments, aside, build, colors, parse_shapes
 from .outputs import as_bytes, check_outputs, write_file, write_output
 from .progress import note, say
 
@@ -36,9 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE.nhwc", type=Path, help="save the model")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="what was done, as a page")
-    parser.add_argument(
-        "--also", metavar="NxCxHxW", action="append", default=[], help="plan this shape too"
-    )
+    words = "plan this shape too; where --input is repeated, repeat it as often for each plan"
+    parser.add_argument("--also", metavar="NxCxHxW", action="append", default=[], help=words)
     words = "none of Winograd's kernels, which round otherwise, nor others that spread infinity"
     parser.add_argument("--exact", action="store_true", help=words)
     parser.add_argument(
@@ -50,9 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check_names(args.output, args.report)
     check_outputs(args.output, args.report, reads=(args.model, args.weights))
-    shapes = [parse_shape(text) for text in args.also]
+    count = len(args.input or ("the default",))
+    if len(args.also) % count:
+        raise InputError(
+            f"--input is given {count} times and --also {len(args.also)}. "
+            "Give --also once for each input of a plan, in the order of --input."
+        )
+    starts = range(0, len(args.also), count)
+    shapes = [parse_shapes(args.also[start : start + count]) for start in starts]
     model, inputs = build(args)
-    also = [inputs[0].new_empty(shape).normal_() for shape in shapes]
+    also = [
+        [given.new_empty(shape).normal_() for given, shape in zip(inputs, plan, strict=True)]
+        for plan in shapes
+    ]
     with _Line() as line, aside():
         fast = optimize(
             model,
