@@ -15,6 +15,8 @@ from nhwc.plan.implementation import Timed
 from nhwc.plan.scene import scene_of
 from nhwc.plan.trials import time_layer
 
+from ..optimizing import force
+
 
 class Beside(nn.Module):
     """A view, and convolutions that a plan would rather read in a format."""
@@ -191,3 +193,35 @@ def test_what_torch_makes_of_strides_that_say_little_lies_as_in_eager_in_every_p
         choice = {layer.node: Timed(scene.find(layer, name), 0.0) for layer, name in found}
         given = bind(scene, choice, Packed())(x)
         torch.testing.assert_close(given, expected, check_stride=True)
+
+
+class AskingStrides(nn.Module):
+    """Answers how its image, or what it made of it, lies in memory."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.layers, self.ask = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), ask
+
+    def forward(self, x):
+        return self.ask(x, self.layers(x))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x, y: y * (x.stride(1) / 256.0),
+        lambda x, y: (y, y.stride()),
+        lambda x, y: (y, y.is_contiguous()),
+    ],
+)
+@torch.no_grad()
+def test_what_asks_for_strides_is_answered_as_by_the_model(ask):
+    net = AskingStrides(ask).eval()
+    fast = force(net, torch.rand(1, 3, 16, 16))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.rand(1, 3, 16, 16).to(memory_format=layout)
+        found, expected = fast(x), net(x)
+        if isinstance(expected, tuple):
+            assert found[1] == expected[1]
+            found, expected = found[0], expected[0]
+        torch.testing.assert_close(found, expected)

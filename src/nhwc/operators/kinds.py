@@ -26,6 +26,8 @@ _HOMES_OF_LAYERS = ("torch.nn", "torch.ao.nn", "torchvision.ops", "nhwc")
 SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
 SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
 """They read a size, a type or a device, and no number."""
+STRIDE_METHODS = {"stride", "is_contiguous", "storage_offset", "data_ptr"}
+"""They read how a tensor lies in memory."""
 
 _UNMARKED_VIEWS = {
     # Conversions, which return what already is as it should be.

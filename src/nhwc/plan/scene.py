@@ -19,6 +19,7 @@ from ..graph import puts_back, result_may_be_view, written_into
 from ..graph.nodes.flat import NotFlat, flattened
 from ..graph.nodes.shapes import is_size
 from ..models.preserve import drawn_so_far
+from ..operators.kinds import STRIDE_METHODS
 from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
@@ -127,11 +128,19 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         if reason is not None:
             raise Unplannable(reason)
     note_constants(graph, found)
+    asking = next((node for node in graph.graph.nodes if _asks_strides(node, found)), None)
+    if asking is not None:
+        raise Unplannable(f"{asking.name} asks how a tensor lies in memory, which a plan decides")
     note_tokens(graph, found)
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):
         raise Unplannable("no graph could be made of any part of it")
     return _scene(graph, found, layers, exact)
+
+
+def _asks_strides(node: fx.Node, record: Record) -> bool:
+    methods = node.op == "call_method" and node.target in STRIDE_METHODS
+    return methods and node.args[0] not in record.constant
 
 
 def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
