@@ -3,7 +3,7 @@
 A convolution takes one image or a batch of them. But what is behind a BatchNorm2d, `x.flatten(2)`
 or `b, c, h, w = x.shape` has one number of dimensions alone. So there is one answer to
 `len(x.shape)`, to `x.dim() == 4`, and to how many sizes there are in `x.shape[2:]`. The same is
-true of `x.shape[1]` where a batch norm made the channels.
+true of `x.shape[1]` where a batch norm or a convolution made the channels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 
+from ...operators import activations
+from ...operators.kinds import arithmetic_of
 from ..modules.leaves import definer, is_leaf
 from ..nodes.edit import held, numbers_given
 from ..nodes.ranks import Ranks, asks_rank, rank_after, rank_of_call
@@ -25,6 +28,9 @@ from .functions import is_of_no_user
 
 _BATCHES: dict[type, int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
 """Layers that refuse any other number of dimensions."""
+
+_KEEPING = (*activations.MODULES, _DropoutNd, nn.Identity)
+"""Layers whose result has the shape of what they are given."""
 
 
 class SureRanks:
@@ -60,8 +66,18 @@ class SureRanks:
 
     def _settle(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
+            self._note_asserted(node)
             if self._ranks.get(node) is None:
                 self._ranks[node] = self._rank(node)
+
+    def _note_asserted(self, node: fx.Node) -> None:
+        """Note what `torch._assert(x.ndim == 4, ...)` makes sure."""
+        told: Any = node.args[0] if node.target is torch._assert else None
+        if isinstance(told, fx.Node) and told.target is operator.eq:
+            asked, rank = told.args
+            of = asked.args[0] if isinstance(asked, fx.Node) and asks_rank(asked) else None
+            if isinstance(of, fx.Node) and type(rank) is int:
+                self._note(of, rank)
 
     def _sizes(self, node: fx.Node) -> int | None:
         if _is_shape(node):
@@ -117,21 +133,35 @@ class SureRanks:
         given = numbers_given(node)
         if name in ("view", "reshape") and isinstance(given, fx.Node) and not node.kwargs:
             return self._sizes(given)
+        if node.target is F.batch_norm:
+            return self._rank_of(node.args[0])
         if name == "matmul":
             ranks = [self._ranks.get(one) or 0 for one in node.all_input_nodes]
             return max(ranks) if min(ranks) >= 2 else None
         return rank_of_call(node, self._ranks)
 
     def _channels(self, node: fx.Node) -> int | None:
-        """How many channels an image has, of known rank, that a batch norm made or an addition."""
+        """How many channels an image has, of known rank, that a norm, a convolution, an activation
+        or arithmetic made."""
         layer = self._layer(node)
         if layer is not None and definer(type(layer), "_check_input_dim") in _BATCHES:
             told = layer._parameters.get("weight"), layer._buffers.get("running_mean")
             return next((len(one) for one in told if one is not None), None)
+        if isinstance(layer, _ConvNd) and not layer.transposed:
+            batched = self._rank_of(node) == len(layer.kernel_size) + 2
+            return len(layer.weight) if batched else None
         given = [one for one in node.args if isinstance(one, fx.Node)]
-        if isinstance(layer, nn.ReLU) or node.target in _RELUS:
+        if node.target is F.batch_norm:
+            means = given[1:2]
+            read = bool(means) and means[0].op == "get_attr" and node.args[1] is means[0]
+            return len(held(self._root, str(means[0].target))) if read else None
+        # A part of the model may be called "relu" or "add", too.
+        called = node.target if node.op in ("call_function", "call_method") else None
+        if isinstance(layer, _KEEPING) or called in activations.FUNCTIONS:
             return self._channels(given[0]) if given else None
-        if node.target not in _SUMS or len(given) != 2 or len({*map(self._rank_of, given)}) != 1:
+        ranks = {*map(self._rank_of, given)}
+        arithmetic = arithmetic_of(str(getattr(called, "__name__", called)))
+        if not arithmetic or len(given) != 2 or len(ranks) != 1 or None in ranks:
             return None
         # One channel is repeated.
         return next((found for one in given if (found := self._channels(one) or 1) > 1), None)
@@ -142,10 +172,6 @@ class SureRanks:
             return None
         layer = self._root.get_submodule(str(node.target))
         return layer if is_leaf(layer) else None
-
-
-_RELUS = (F.relu, torch.relu, "relu", "relu_")
-_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
 def _channels_asked(node: fx.Node) -> fx.Node | None:
