@@ -41,7 +41,7 @@ def cases(group: str) -> Iterator[Case]:
         layer.train(mode == "train")
         if isinstance(layer, LazyModuleMixin):
             layer(*given.args, **given.kwargs)  # which gives it its weights
-        for look, (args, kwargs) in looks((given.args, given.kwargs)):
+        for look, (args, kwargs) in looks((given.args, given.kwargs), name):
             model, inputs = _as_model(layer, args, kwargs)
             strides = has_strides(name, look)
             yield Case(f"{group} {number} {look}", model, inputs, strides=strides)

@@ -25,6 +25,7 @@ UNSET = {
 }
 
 _MENDED = {
+    "nn_functional_grid_sample",
     "nn_functional_instance_norm",
     "nn_functional_pad_circular",
     "nn.CircularPad2d",
@@ -58,10 +59,8 @@ def cases(group: str) -> Iterator[Case]:
     for number, sample in enumerate(some(samples)):
         values = (sample.input, sample.args, sample.kwargs)
         for way, call in _ways(op):
-            for look, changed in looks(values):
+            for look, changed in looks(values, name):
                 model, inputs = as_model(call, changed)
-                if look == "not finite" and name in _ASTRAY:
-                    continue
                 told = f"{group} {number} {way} {look}"
                 strides = has_strides(name, look)
                 yield Case(told, model, inputs, name in UNSET, is_steep(name), strides)
@@ -96,13 +95,17 @@ def _ways(op: Any) -> Iterator[tuple[str, Any]]:
         yield "in-place", op.inplace_variant
 
 
-def looks(values: Any) -> Iterator[tuple[str, Any]]:
-    """The same values as they are, with gaps, channels last, and with some that are not finite."""
+def looks(values: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The same values as they are, with gaps, channels last, and with some that are not finite.
+
+    The last only if the operator, or module, of this name bears it.
+    """
     yield "plain", values
     yield "strided", pytree.tree_map_only(Tensor, _strided, values)
     if any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in pytree.tree_leaves(values)):
         yield "channels last", pytree.tree_map_only(Tensor, _channels_last, values)
-    if any(_is_float(leaf) for leaf in pytree.tree_leaves(values)):
+    floating = any(_is_float(leaf) for leaf in pytree.tree_leaves(values))
+    if floating and name not in _ASTRAY:
         yield "not finite", pytree.tree_map_only(Tensor, _not_finite, values)
 
 

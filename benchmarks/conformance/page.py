@@ -147,8 +147,9 @@ Tests of others, run against this package. Written by
 
 Each case is a model; each verb is asked about it, and the result must answer as eager PyTorch does:
 values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
-kind of error; the example that a verb is shown must stay as it was. The strides of circular padding
-and of instance norms are free in channels last: eager loses the format, and a pass keeps it.
+kind of error; the example that a verb is shown must stay as it was. The strides of circular
+padding, bilinear sampling and instance norms are free in channels last: eager loses the format,
+and a pass keeps it.
 *Right* is all of that; *refused* is one clear line before any answer; *wrong* differs in any of it;
 *failed* is any other error. Of random networks, models and shapes, values are held against float64
 and strides are free:

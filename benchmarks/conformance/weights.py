@@ -37,7 +37,8 @@ def cases(group: str) -> Iterator[Case]:
     for number, sample in enumerate(some(op.sample_inputs("cpu", getattr(torch, kind)))):
         if not _has_weights(sample):
             continue
-        for look, (first, args, kwargs) in looks((sample.input, sample.args, sample.kwargs)):
+        values = (sample.input, sample.args, sample.kwargs)
+        for look, (first, args, kwargs) in looks(values, name):
             model = _Weighted(op.op, args, kwargs).eval()
             told = f"{group} {number} {look}"
             yield Case(
