@@ -224,7 +224,7 @@ VALUED += [rolled, seeded, seeded_for_a_while, counting, strided]
 def opened(model, *inputs):
     captured = capture(model)
     run_passes(captured.module)
-    return captured, for_sizes(captured.module, inputs, captured.opaque, PASSES)
+    return captured, for_sizes(captured.module, inputs, captured.opaque, PASSES)[0]
 
 
 @pytest.mark.parametrize("does", SIZED, ids=lambda does: does.__name__)
@@ -243,6 +243,24 @@ def test_code_that_decides_by_more_than_sizes_is_none(does):
     captured, sized = opened(net(does), image())
     assert captured.opaque
     assert sized is None
+
+
+class Drawing(nn.Module):
+    """It asks for a size, which is known in a plan, and draws numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y + torch.rand(y.shape) if x.shape[0] > 0 else y
+
+
+def test_a_model_that_no_size_opens_is_told_what_stops_it_there():
+    [part] = force(Drawing().eval(), image()).report.opaque
+    assert "branches on data" in part.reason
+    assert "; with sizes known, it seeds torch's random numbers, or draws" in part.reason
 
 
 def made(self, x):
@@ -430,7 +448,7 @@ def test_a_layer_whose_padding_became_a_layer_of_its_own_keeps_it(mode):
     model.conv = nn.Conv2d(3, 8, 3, padding=1, padding_mode=mode)
     captured = capture(model, layers=True)
     run_passes(captured.module)
-    sized = for_sizes(captured.module, [image()], captured.opaque, PASSES)
+    sized, _ = for_sizes(captured.module, [image()], captured.opaque, PASSES)
     close(sized.graph(image(seed=2)), model(image(seed=2)))
 
 
@@ -559,14 +577,14 @@ def test_a_graph_that_computes_something_else_is_dropped(monkeypatch):
     import nhwc._optimize.stages as module
 
     def spoiled(*args):
-        sized = for_sizes(*args)
+        sized, _ = for_sizes(*args)
         next(sized.graph.modules()).register_buffer("wrong", torch.tensor(2.0))
         [output] = sized.graph.graph.find_nodes(op="output")
         with sized.graph.graph.inserting_before(output):
             twice = sized.graph.graph.call_function(torch.add, (output.args[0], 1))
         output.args = (twice,)
         sized.graph.recompile()
-        return sized
+        return sized, ""
 
     monkeypatch.setattr(module, "for_sizes", spoiled)
     model, x = net(odd), image()

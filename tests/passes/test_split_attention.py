@@ -207,7 +207,7 @@ def test_masks_are_shared_by_queries_of_one_type_and_with_the_same_others(masks,
 def with_sizes_known(model, inputs):
     """The model after the pass, in a graph for these inputs alone, and whether that applied it."""
     captured = capture(copy.deepcopy(model))
-    sized = for_sizes(captured.module, inputs, captured.opaque, [split_attention])
+    sized, _ = for_sizes(captured.module, inputs, captured.opaque, [split_attention])
     return sized.graph, tuple(site.applied for site in sized.passes[0].sites)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
 from ..graph.effects.outside import outside_put_back
+from ..graph.report import Opaque
 from ..graph.tracing.copies import own_copy
 from ..machine.crowd import one_thread_if_crowded
 from ..machine.environment import Environment, beside
@@ -114,7 +115,7 @@ def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, start: fl
     """Plan the graph, time what there is in turns, and return what won."""
     graph, ledger = rewritten.graph, task.ledger
     with preserved(graph):
-        sized = _sized(rewritten, task)
+        sized, rewritten = _sized(rewritten, task)
         turns = take_turns(task, {"graph": graph}, _key("graph", graph, task))
     shelved = _shelve(graph, sized)
     with preserved(graph):
@@ -169,16 +170,29 @@ def _here(example: tuple[Any, ...], *, remeasure: bool) -> tuple[Environment, Le
     return environment, ledger
 
 
-def _sized(rewritten: Rewritten, task: OptimizeTask) -> list[Sized | None]:
-    """Make for each example a graph for its sizes, or None if that opens no opaque part."""
+def _sized(rewritten: Rewritten, task: OptimizeTask) -> tuple[list[Sized | None], Rewritten]:
+    """Make for each example a graph for its sizes, or None if that opens no opaque part.
+
+    If none opens a model that is closed as a whole, `rewritten` also tells why not.
+    """
     if rewritten.closed:
-        return [None for _ in task.examples]
+        return [None for _ in task.examples], rewritten
     graph, opaque = rewritten.graph, rewritten.opaque
-    found = [for_sizes(graph, one, opaque, task.passes) for one in task.examples]
+    told = [for_sizes(graph, one, opaque, task.passes) for one in task.examples]
+    found, reasons = [sized for sized, _ in told], [reason for _, reason in told]
     for sized, inputs in zip(found, task.examples, strict=True):
         if sized is not None:
             return_as(sized.graph, inputs, answer(graph, inputs))
-    return found
+    if any(found):
+        return found, rewritten
+    return found, replace(rewritten, opaque=tuple(_told(part, reasons[0]) for part in opaque))
+
+
+def _told(part: Opaque, reason: str) -> Opaque:
+    """`part` with why it stays closed for these sizes, too, if it is the whole model."""
+    if part.path or not reason or reason in part.reason:
+        return part
+    return replace(part, reason=f"{part.reason}; with sizes known, {reason}")
 
 
 def _shelve(graph: fx.GraphModule, sized: Sequence[Sized | None]) -> list[Tensor]:

@@ -157,7 +157,7 @@ def _served(
     graph: fx.GraphModule, inputs: tuple[Any, ...], ledger: Ledger, pool: Pool, exact: bool
 ) -> Served | None:
     """A plan for `inputs`, or none: of `graph`, or of one for their sizes that opens its guests."""
-    sized = for_sizes(
+    sized, _ = for_sizes(
         graph, inputs, guests_of(graph.graph), exact_passes(PASSES) if exact else PASSES
     )
     for planned in (sized.graph, graph) if sized else (graph,):
