@@ -106,3 +106,56 @@ def test_python_that_asks_is_answered(case):
     fused = nhwc.fuse(model)
     assert [n.target for n in fused.graph.nodes if n.op == "call_module"] == ["conv"]
     torch.testing.assert_close(fused(x), model(x))
+
+
+def _filled(y: Tensor) -> Tensor:
+    made = torch.empty(y.shape[0], 8, y.shape[2], y.shape[3], dtype=y.dtype)
+    made[:, :4] = y
+    part = made[:, 4:]
+    part.copy_(y * 2)
+    return made
+
+
+def _written_through(y: Tensor) -> Tensor:
+    same = torch.as_tensor(y)
+    same.mul_(2)
+    return y + same
+
+
+def _added_through(y: Tensor) -> Tensor:
+    same = torch.as_tensor(y)
+    same += 1
+    return y * same
+
+
+MADE = {
+    "no channels": lambda y: [torch.empty([y.shape[0], 0, y.shape[2] // 2], device=y.device), y],
+    "filled": _filled,
+    "the layout of an image": lambda y: torch.empty(
+        y.shape, memory_format=torch.channels_last
+    ).copy_(y),
+    "itself": lambda y: y + torch.as_tensor(y.relu()),
+    "a size as a tensor": lambda y: y + torch.as_tensor(y.shape[2], dtype=y.dtype),
+    "a size alone": lambda y: y * torch.scalar_tensor(y.shape[3]),
+    "below a diagonal": lambda y: y + torch.tril_indices(y.shape[2], y.shape[3]).sum(),
+    "above a diagonal": lambda y: y + torch.triu_indices(y.shape[2], y.shape[3], 1).sum(),
+    "powers": lambda y: y + torch.logspace(0, 1, y.shape[3]),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+@torch.no_grad()
+def test_a_tensor_made_of_sizes_is_in_the_graph(case):
+    model = Asking(MADE[case]).eval()
+    fused = nhwc.fuse(model)
+    assert not fused.report.opaque
+    for shape in (1, 3, 3, 3), (2, 3, 5, 4):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fused(x), model(x), check_stride=True)
+
+
+@pytest.mark.parametrize("code", [_written_through, _added_through])
+@torch.no_grad()
+def test_a_write_reaches_what_as_tensor_was_given(code):
+    model, x = Asking(code).eval(), torch.randn(1, 3, 3, 3)
+    torch.testing.assert_close(nhwc.fuse(model)(x), model(x))

@@ -14,8 +14,9 @@ from torch import fx
 from .rearranging import einops_functions
 
 RECORDED: tuple[Callable[..., Any], ...] = (
-    *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
-    *(torch.cat, torch.stack, F.interpolate),
+    *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace),
+    *(torch.logspace, torch.ones, torch.scalar_tensor, torch.tensor, torch.tril_indices),
+    *(torch.triu_indices, torch.zeros, torch.cat, torch.stack, F.interpolate),
 )
 """Functions that do not notice a traced argument if it is a size, a device or a whole list."""
 
