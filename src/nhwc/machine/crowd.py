@@ -38,7 +38,7 @@ def crowded() -> bool:
     """Whether torch's threads wait for one another just now."""
     if torch.get_num_threads() == 1:
         return False
-    few, many = torch.ones(_OF), torch.ones(_PARTS * _OF)
+    few, many = (torch.ones(count, device="cpu") for count in (_OF, _PARTS * _OF))
     taken = interleave({"one": few.sum, "all": many.sum}, rounds=5)
     one, every = (statistics.median(samples.seconds) for samples in taken.values())
     return every > _WAITING * _PARTS * one
