@@ -5,10 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nhwc import kernels
+from nhwc import fuse, kernels
 from nhwc.graph.modules.layers import Fused
 from nhwc.graph.modules.mended import SpelledAttention
 from nhwc.plan.native.values import Values
+from nhwc.plan.scene import scene_of
+from nhwc.plan.trials import _given
 
 from .test_native import Net, images, lowered
 
@@ -99,9 +101,10 @@ class FewKeys(Net):
 class MaskedWindows(Net):
     """Four windows in each image, with masks of their own beside a bias, or alone."""
 
-    def __init__(self, biased):
+    def __init__(self, biased, sides):
         super().__init__()
         torch.manual_seed(0)
+        self.sides = sides
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
         self.bias = nn.Parameter(torch.randn(2, 9, 9)) if biased else None
         self.register_buffer("masks", (torch.rand(4, 9, 9) < 0.3).float() * -100.0)
@@ -110,7 +113,7 @@ class MaskedWindows(Net):
     def forward(self, x):
         n, count, c = x.shape
         q, k, v = self.qkv(x).reshape(n, count, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        masks, shape = self.masks.unsqueeze(1).unsqueeze(0), [2, 4, 2, 9, 9]
+        masks, shape = self.masks.unsqueeze(1).unsqueeze(0), [*self.sides, 2, 9, 9]
         y = self.attention(q, k.transpose(-2, -1), v, self.bias, masks, shape)
         return self.out(y.transpose(1, 2).reshape(n, count, c)) + x
 
@@ -135,15 +138,28 @@ def test_a_transformer_is_one_program(net, shape):
     torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("sides", [(2, 4), (-1, 4), (2, -1)], ids=str)
 @pytest.mark.parametrize("biased", [True, False])
 @torch.no_grad()
-def test_masks_of_windows_are_part_of_the_attention(biased):
+def test_masks_of_windows_are_part_of_the_attention(biased, sides):
     (x,) = images((8, 9, 16))
-    graph, program, chosen = lowered(MaskedWindows(biased), x)
+    graph, program, chosen = lowered(MaskedWindows(biased, sides), x)
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     [step] = program.steps
     assert count(step, "attention") == 1
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_kernels_are_timed_on_the_masks_that_windows_have():
+    """Torch takes ten times as long for what is left of a score from which 100 was taken."""
+    net = MaskedWindows(True, (-1, 4))
+    scene = scene_of(fuse(net), images((8, 9, 16)))
+    (layer,) = (one for one in scene.layers if "SpelledAttention" in one.spec.key)
+    queries, *_, masks = (_given(scene.record, node) for node in layer.inputs)
+    assert torch.equal(masks.flatten(), net.masks.flatten())
+    assert masks.data_ptr() != net.masks.data_ptr()
+    assert not torch.equal(queries, _given(scene.record, layer.inputs[0]))
 
 
 @torch.no_grad()

@@ -31,6 +31,9 @@ from ..models.trees import (
 )
 from ..operators.kinds import SHAPE_ATTRIBUTES, SHAPE_METHODS
 
+_SMALL = 1 << 22
+"""Bytes of a constant that is kept as it was made."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -72,6 +75,11 @@ class Record:
         """A node whose tensor is not just numbers at strides: it is sparse, nested, negated, ..."""
         self.constant: set[fx.Node] = set()
         """Tensors that follow from parameters and from shapes: they are made with the plan."""
+        self.made: dict[fx.Node, Tensor] = {}
+        """The small ones among them, and of parameters: kernels are timed on these very numbers.
+
+        Where windows are masked with -100, scores become numbers that processors are slow with.
+        """
         self.tokens: set[fx.Node] = set()
         """Tensors whose channels are their last dimension, though they may have four."""
 
@@ -178,7 +186,14 @@ class _Recorder(fx.Interpreter):
             self._note_returned()
         if _is_fixed(n, value, self.result.fixed):
             self.result.fixed.add(n)
+        elif isinstance(value, Tensor) and self._is_made(n) and _is_small(value):
+            self.result.made[n] = value
         return value
+
+    def _is_made(self, n: fx.Node) -> bool:
+        """Whether parameters and sizes alone decide what a node returns."""
+        read = self.result.read_by(n)
+        return n.op != "placeholder" and all(one in self.result.made for one in read)
 
     def _note_strange(self, n: fx.Node, value: Tensor) -> None:
         memory = storage_of(value)
@@ -230,6 +245,10 @@ def _is_unsaid(value: Tensor) -> bool:
         return False
     # A tensor like it has its strides if these leave no gaps.
     return torch.empty_like(value, device="meta").stride() == value.stride()
+
+
+def _is_small(value: Tensor) -> bool:
+    return has_strides(value) and value.nbytes <= _SMALL
 
 
 def _is_foreign(value: Tensor) -> bool:

@@ -21,7 +21,7 @@ from ..models.trees import can_be_remade, tuple_like
 from .evidence import RivalTime
 from .gpu.graphs import replayed
 from .implementation import Identifier, Implementation, Run
-from .recording import Seen, laid_out, layout_of
+from .recording import Record, Seen, laid_out, layout_of
 from .scene import Scene
 from .specs import Layer, OperatorSpec
 from .stretch import alone
@@ -61,7 +61,7 @@ def time_layer(
 ) -> dict[Identifier, RivalTime]:
     """The times of each implementation that computes the same, or of `rivals` among them."""
     record = scene.record
-    samples = {node: sample(record.values[node], None) for node in layer.inputs}
+    samples = {node: _given(record, node) for node in layer.inputs}
     inputs = {
         layout: [_laid_out(samples[node], layout) for node in layer.inputs]
         for layout in (None, *_LAYOUTS)
@@ -209,6 +209,12 @@ def sample(value: Any, layout: Format | None) -> Any:
     make: Any = torch.randn if floating else torch.zeros
     tensor: Tensor = make(value.shape, dtype=value.dtype, device=value.device)
     return _laid_out(apart(tensor), layout or value.layout)
+
+
+def _given(record: Record, node: fx.Node) -> Any:
+    """What `node` gives in a trial: a constant, or else a sample."""
+    made = record.made.get(node)
+    return sample(record.values[node], None) if made is None else apart(made)
 
 
 def _timed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,10 +155,10 @@ class _Sizes:
             return None
         scores = [(*batch, tokens, count)] * len(masks)
         if asked.windows is not None:
-            images, windows, *rest = asked.windows
-            if images * windows != batch[0] or (*batch[1:], tokens, count) != tuple(rest):
+            shape = _viewed(scores[-1], asked.windows)
+            if shape[2:] != scores[-1][1:] or math.prod(shape[:2]) != batch[0]:
                 return None
-            scores[-1] = asked.windows
+            scores[-1] = shape
         if not all(_expands(mask, one) for mask, one in zip(masks, scores, strict=True)):
             return None
         return cls(batch, (*batch, tokens, outputs), (of_keys, of_values), scores)
@@ -175,6 +176,14 @@ def _shares(given: tuple[int, ...], same: tuple[int, ...], grouped: bool) -> int
     if grouped and given[:-1] == same[:-1] and same[-1] % given[-1] == 0:
         return same[-1] // given[-1]
     return 1 if all(one in (1, other) for one, other in zip(given, same, strict=True)) else None
+
+
+def _viewed(shape: tuple[int, ...], asked: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of such a view, of which one side may be -1; empty if there is none."""
+    try:
+        return tuple(torch.empty(shape, device="meta").view(asked).shape)
+    except RuntimeError:
+        return ()
 
 
 def _expands(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
