@@ -263,8 +263,8 @@ python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
 ```"""
 
 DEPLOY_INTEL = """\
-Six of the suite at batch 4. Swin was measured last, when masked windows had become attention of
-one program.
+Six of the suite at batch 4. Swin was measured last, for 2 seconds, when masked windows had become
+attention of one program.
 
 ```
 nhwc bench timm:mobilenetv3_small_100 timm:resnet50.a1_in1k timm:vit_base_patch16_224 \\

@@ -225,3 +225,14 @@ def test_what_asks_for_strides_is_answered_as_by_the_model(ask):
             assert found[1] == expected[1]
             found, expected = found[0], expected[0]
         torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
+def test_strides_of_a_parameter_are_those_of_the_model_in_a_plan():
+    weight = nn.Parameter(torch.rand(8, 1, 1))
+    net = AskingStrides(lambda x, y: y * net.weight * net.weight.stride(0)).eval()
+    net.weight = weight
+    x = torch.rand(1, 3, 16, 16)
+    fast = force(net, x)
+    assert fast.report.chosen == "plan"
+    torch.testing.assert_close(fast(x), net(x))

@@ -40,7 +40,7 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
     changing = exposed(graph.graph) | memory_of(*(target for _, target in record.writes))
     for node in graph.graph.nodes:
         sources = [one for one in node.all_input_nodes if one not in record.fixed]
-        known = all(one.op == "get_attr" or one in record.constant for one in sources)
+        known = all(map(record.is_given, sources))
         if not known or node in record.fixed or not _is_tensor(record, node):
             continue
         computed = is_computed_from_arguments(node) or _is_layer(node)
@@ -68,7 +68,7 @@ def note_tokens(graph: fx.GraphModule, record: Record) -> None:
         if image is not None and math.prod(image.shape[2:]) == 1:
             continue
         mixed = any(map(_mixes_last, (node, *node.users)))
-        if node.op == "get_attr" or node in record.constant or mixed:
+        if record.is_given(node) or mixed:
             record.tokens.add(node)
         elif node.op.startswith("call_") and not _is_of_images(node):
             turned = _permutation(node)

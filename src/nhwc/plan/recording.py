@@ -87,6 +87,10 @@ class Record:
         value = self.values.get(node)
         return value if isinstance(value, Seen) else None
 
+    def is_given(self, node: fx.Node) -> bool:
+        """Whether it is a parameter, or follows from parameters and shapes."""
+        return node.op == "get_attr" or node in self.constant
+
     def read_by(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The values that `node` reads, but for those that are fixed."""
         return tuple(one for one in node.all_input_nodes if one not in self.fixed)

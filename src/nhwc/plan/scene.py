@@ -139,8 +139,10 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
 
 
 def _asks_strides(node: fx.Node, record: Record) -> bool:
-    methods = node.op == "call_method" and node.target in STRIDE_METHODS
-    return methods and node.args[0] not in record.constant
+    if node.op != "call_method" or node.target not in STRIDE_METHODS:
+        return False
+    asked: Any = node.args[0]
+    return not record.is_given(asked)
 
 
 def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
