@@ -244,6 +244,15 @@ def softmax(choose):
     return StepCase([x], normalize.softmax_step, x.double().softmax(1), 1.0)
 
 
+def rows_in_one(choose):
+    x, kind = image(choose), choose.choice(["sum", "mean", "amax"])
+    if choose.random() < 0.3:
+        x[0, 0] = float("nan")
+    make = lambda x, y: normalize.row_step(x, y, kind=kind)
+    sizes = x.nan_to_num().abs().sum(1, keepdim=True)
+    return StepCase([x], make, getattr(x.double(), kind)(1, keepdim=True), sizes)
+
+
 def layer_norm(choose):
     x = image(choose)
     c = x.shape[1]
@@ -333,10 +342,36 @@ def gathered(choose):
     expected = cut[kept].reshape(rows, pieces * c).t()[None, :, :, None].double()
 
     def make(x, y):
-        number = torch.arange(rows * pieces)
+        number, each = torch.arange(rows * pieces), torch.arange(c)
         targets = number // pieces * y.pixel + number % pieces * c
-        sources = torch.where(kept < 0, -1, kept // pieces * x.pixel + kept % pieces * c)
-        return gather.gather_step(x, y, sources, targets, c)
+        begins = (kept // pieces * x.pixel + kept % pieces * c)[:, None]
+        sources = torch.where(kept[:, None] < 0, -1, begins + each)
+        return gather.gather_step(x, y, sources.reshape(-1), (targets[:, None] + each).reshape(-1))
+
+    return StepCase([x], make, expected, units=0)
+
+
+def turned(choose):
+    """Columns that become rows, a number that is repeated, or a few columns of many."""
+    n, c = choose.choice([1, 3, 16, 33, 300]), choose.choice(CHANNELS)
+    x, width = torch.randn(1, c, n, 1), choose.choice([1, 5, 40])
+    move = choose.choice(
+        (
+            lambda rows: rows.t(),
+            lambda rows: rows[:, 0, None].expand(n, width),
+            lambda rows: rows[: n // 2 + 1, c // 3 :].t(),
+            lambda rows: rows.reshape(-1, 1).expand(n * c, 3),
+            lambda rows: rows.reshape(1, n * c).expand(2, n * c).t(),
+        )
+    )
+    number = torch.arange(n * c).view(n, c)
+    expected = move(x[0, :, :, 0].t()).t()[None, :, :, None].double()
+
+    def make(x, y):
+        sources = move(number // c * x.pixel + number % c)
+        row, column = torch.meshgrid(*map(torch.arange, sources.shape), indexing="ij")
+        targets = row * y.pixel + column
+        return gather.gather_step(x, y, sources.reshape(-1), targets.reshape(-1))
 
     return StepCase([x], make, expected, units=0)
 
@@ -601,6 +636,8 @@ MAKERS = (
         unit_channels,
         nchw,
         gathered,
+        turned,
+        rows_in_one,
         response,
         numbered,
         spread,

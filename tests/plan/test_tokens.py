@@ -354,6 +354,12 @@ def _linear_attention(x):
     return (mixed[..., :-1] / divisor).transpose(1, 2).flatten(2)
 
 
+def _selective(x, stack):
+    """Images of a stack, weighed channel by channel, as selective kernels have it."""
+    weights = stack.sum(1).mean((2, 3), keepdim=True)
+    return (stack * torch.stack([weights, x.amax((2, 3), keepdim=True)], 1).softmax(1)).sum(1)
+
+
 class LayerScale(Net):
     """A factor for each channel of images, without a dimension for the batch."""
 
@@ -374,6 +380,17 @@ class Starred(Net):
 
     def forward(self, x):
         return self.scale * x.relu() ** 2 + self.shift
+
+
+class Gains(Net):
+    """Factors, divisors and shifts that are single numbers, without any dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.rest = (nn.Parameter(torch.tensor(one)) for one in (0.7, -1.5))
+
+    def forward(self, x):
+        return (self.rest - (x * 2).mul_(self.gain) / self.rest) + self.gain
 
 
 class NormWithoutShift(nn.LayerNorm):
@@ -413,6 +430,22 @@ PRODUCTS = {
     "a scale for all tokens": (Starred(), (ROWS,)),
     "a layer on a single token": (nn.Sequential(nn.Linear(48, 24), nn.GELU()), ((1, 1, 48),)),
     "a row times a column": (lambda x, y: x * y.relu(), ((1, 16, 1, 1), (1, 1, 6, 5))),
+    "a row and a column": (
+        lambda x, y: (x - y) * (x + y.relu()) - y / (x.abs() + 1),
+        ((2, 16, 1, 1), (2, 1, 6, 5)),
+    ),
+    "a row of tokens and a column": (
+        lambda x, y: (x - y) * (x + y.relu()),
+        ((2, 1, 48), (2, 10, 1)),
+    ),
+    "numbers without dimensions": (Gains(), (IMAGE,)),
+    "tokens and numbers without dimensions": (Gains(), (ROWS,)),
+    "images in a stack": (lambda x: _selective(x, torch.stack([x * 2, x.relu()], 1)), (IMAGE,)),
+    "channels in a stack": (lambda x: _selective(x[:, :8], x.view(2, 2, 8, 6, 5)), (IMAGE,)),
+    "images behind one another in a stack": (
+        lambda x: torch.cat([x.permute(0, 2, 3, 1), x.relu().permute(0, 2, 3, 1)], 0).sum(0),
+        (IMAGE,),
+    ),
     "a difference that repeats": (lambda x, y: x - y / (y * y + 1), (ROWS, (2, 1, 48))),
     "a sum of a product": (lambda x, y, z: torch.addcmul(x, y, z), ((1, 1, 48), (48,), ROWS)),
     "as large as another": (lambda x, y: -x.expand_as(y) * y, ((2, 1, 48), ROWS)),

@@ -91,6 +91,22 @@ def in_turns(e: Emitter, vectors: Sequence[Value]) -> list[Value]:
     return results
 
 
+def transposed(e: Emitter, rows: list[Value]) -> list[Value]:
+    """As many vectors as a vector has lanes, the first of which holds the first lane of each row.
+
+    Two halves of all rows are shuffled into one another, as cards are, until each is in its place.
+    """
+    half = len(rows) // 2
+    for _ in range(half.bit_length()):
+        pairs = zip(rows[:half], rows[half:], strict=True)
+        rows = [
+            e.shuffle(one, [at for lane in lanes for at in (lane, e.width + lane)], other)
+            for one, other in pairs
+            for lanes in (range(half), range(half, e.width))
+        ]
+    return rows
+
+
 def _emit_nchw(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.n * a.c, thread, threads)
     with e.range(begin, end) as plane:

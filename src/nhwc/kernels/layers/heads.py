@@ -17,6 +17,7 @@ from ..language.vectors import Emitter
 from ..product.microkernel import FINAL, Cut, TileCall, even
 from ..tape.steps import bits
 from .activations import Activation, clamp
+from .copies import transposed
 from .curves import emit_bounded_exp
 from .normalize import across, largest
 
@@ -163,22 +164,6 @@ def _pack_keys(e: Emitter, a: Args, head: _Head, into: Value) -> None:
                     e.store(vector, place)
 
         each_vector(e, 0, a.depth, transpose)
-
-
-def transposed(e: Emitter, rows: list[Value]) -> list[Value]:
-    """As many vectors as a vector has lanes, the first of which holds the first lane of each row.
-
-    Two halves of all rows are shuffled into one another, as cards are, until each is in its place.
-    """
-    half = len(rows) // 2
-    for _ in range(half.bit_length()):
-        pairs = zip(rows[:half], rows[half:], strict=True)
-        rows = [
-            e.shuffle(one, [at for lane in lanes for at in (lane, e.width + lane)], other)
-            for one, other in pairs
-            for lanes in (range(half), range(half, e.width))
-        ]
-    return rows
 
 
 def _pack_values(e: Emitter, a: Args, head: _Head, into: Value) -> None:

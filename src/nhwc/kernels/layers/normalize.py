@@ -1,6 +1,9 @@
-"""Operators over the channels of each pixel: softmax, layer norm and root mean square norm."""
+"""Operators over the channels of each pixel: sums, softmax, layer norm, root mean square norm."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -11,7 +14,7 @@ from ..language.vectors import Emitter
 from ..product.moments import across as across
 from ..product.moments import emit_moments
 from ..product.weights import pad_channels
-from ..tape.steps import Step, View, pixelwise, step
+from ..tape.steps import Step, View, covers, pixelwise, step
 from .activations import Activation
 from .curves import emit_bounded_exp
 from .ending import ENDING, ending, finish
@@ -20,6 +23,20 @@ from .ending import ENDING, ending, finish
 def softmax_step(x: View, y: View) -> Step:
     """Softmax over the channels of each pixel."""
     return step(SOFTMAX, **pixelwise(x, y), **ending(y, Activation.NONE))
+
+
+def row_step(x: View, y: View, *, kind: str) -> Step:
+    """The `sum`, `mean` or largest (`amax`) of the channels of each pixel."""
+    covers(y, x.channels(0, 1))
+    return step(
+        LARGEST if kind == "amax" else TOTAL,
+        x=x,
+        x_pixel=x.pixel,
+        pixels=x.pixels,
+        c=x.shape[1],
+        divisor=x.shape[1] if kind == "mean" else 1,
+        **ending(y, Activation.NONE),
+    )
 
 
 def layer_norm_step(
@@ -55,6 +72,30 @@ def layer_norm_step(
 def largest(e: Emitter, a: Value, b: Value) -> Value:
     """The larger; NaN where either is."""
     return e.select(a != a, a, e.max(a, b))
+
+
+def _emit_rows(
+    e: Emitter,
+    a: Args,
+    thread: Value,
+    threads: Value,
+    *,
+    start: float,
+    combine: Callable[[Emitter, Value, Value], Value],
+) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel:
+        source, found = a.x.floats() + pixel * a.x_pixel, e.variable(start)
+
+        def add(c: Value, mask: Value | None) -> None:
+            value = e.load(source + c, mask)
+            if mask is not None:
+                value = e.select(mask, value, e.vector(start))
+            found.value = combine(e, found.value, value)
+
+        each_vector(e, 0, a.c, add)
+        made = across(e, found.value, partial(combine, e)) / e.broadcast(e.to_float(a.divisor))
+        finish(e, a, [made], pixel, Place(e.i64(0), e.lanes(1)))
 
 
 def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
@@ -102,6 +143,11 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
         each_vector(e, 0, a.c, normalize)
 
 
+_OF_ROWS = ("x", "x_pixel", "pixels", "c", "divisor", *ENDING)
+TOTAL = Kernel(
+    "total", _OF_ROWS, partial(_emit_rows, start=0.0, combine=lambda e, one, other: one + other)
+)
+LARGEST = Kernel("largest", _OF_ROWS, partial(_emit_rows, start=float("-inf"), combine=largest))
 SOFTMAX = Kernel("softmax", ("x", "x_pixel", "pixels", "c", *ENDING), _emit_softmax)
 LAYER_NORM = Kernel(
     "layer_norm",

@@ -21,7 +21,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,12 +52,12 @@ def as_image(buffer: Buffer, shape: Sequence[int]) -> Moved:
 
 def as_rows(buffer: Buffer, shape: Sequence[int]) -> Moved:
     """The tensor of this shape whose last dimension is that of the channels of `buffer`."""
-    return Moved(buffer, _count(math.prod(shape)).view(*shape))
+    return Moved(buffer, _count(math.prod(shape)).view(tuple(shape)))
 
 
 def rows_of(shape: Sequence[int]) -> tuple[int, int]:
-    """The shape of a buffer that holds a tensor as rows of its last dimension."""
-    return math.prod(shape[:-1]), shape[-1]
+    """The shape of a buffer that holds a tensor as rows of its last dimension; a number is one."""
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def room(builder: Builder, shape: Sequence[int]) -> Buffer:
@@ -217,6 +216,9 @@ def joined(builder: Builder, parts: Sequence[Moved], dim: int) -> Moved:
     """The parts one after the other along a dimension: each is gathered into the whole."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
+    widths = {part.buffer.shape[1] for part in parts}
+    if len(widths) == 1 and all(is_everything(one) and not runs_on(one.where) for one in parts):
+        return _buffers_joined(builder, parts, dim)
     whole = as_rows(room(builder, shape), shape)
     begin = 0
     for part in parts:
@@ -226,21 +228,33 @@ def joined(builder: Builder, parts: Sequence[Moved], dim: int) -> Moved:
     return whole
 
 
+def _buffers_joined(builder: Builder, parts: Sequence[Moved], dim: int) -> Moved:
+    """Whole buffers one after the other, whose numbers keep their order, say that of pixels."""
+    width, sizes = parts[0].buffer.shape[1], [part.where.numel() for part in parts]
+    whole = builder.buffer((sum(sizes) // width, width))
+    found, begin = [], 0
+    for part, size in zip(parts, sizes, strict=True):
+        place(builder, Moved(part.buffer, _count(size)), Moved(whole, begin + _count(size)))
+        found.append(begin + part.where)
+        begin += size
+    return Moved(whole, torch.cat(found, dim))
+
+
 def place(builder: Builder, x: Moved, into: Moved) -> None:
     """Copy the numbers of `x` to where `into` has them."""
-    floats = math.gcd(_piece(x), _piece(into))
-    pieces = [one.where.reshape(-1, floats)[:, 0] for one in (x, into)]
 
     def make(source: View, target: View) -> Step:
-        sources, targets = offsets(source, pieces[0]), offsets(target, pieces[1])
-        return gather_step(source, target, sources, targets, floats)
+        places = offsets(source, x.where), offsets(target, into.where)
+        return gather_step(source, target, *places)
 
     builder.add(make, x.buffer, into.buffer)
 
 
 def offsets(view: View, places: Tensor) -> Tensor:
     """The floats from the begin of a view to `places` in it, which may have gaps between pixels."""
-    places, width = places.long(), view.shape[1]
+    places, width = places.reshape(-1).long(), view.shape[1]
+    if view.dense:
+        return places
     found = places // width * view.pixel + places % width
     return torch.where(places < 0, -1, found)
 
@@ -284,15 +298,6 @@ def _counts_each(order: Tensor) -> bool:
         return False
     seen[order.reshape(-1).long()] = True
     return bool(seen.all())
-
-
-def _piece(x: Moved) -> int:
-    """The most floats that all pieces can have whose floats lie side by side within a pixel."""
-    where = x.where.reshape(-1).numpy()
-    both_lie = (where[1:] == where[:-1] + 1) & (where[1:] % x.buffer.shape[1] != 0)
-    together = both_lie | ((where[1:] < 0) & (where[:-1] < 0))
-    breaks = np.flatnonzero(~together) + 1
-    return math.gcd(len(where), int(np.gcd.reduce(breaks)) if len(breaks) else 0)
 
 
 def _image_places(shape: Sequence[int]) -> Tensor:

@@ -127,8 +127,11 @@ class Program:
 
 def _as_image(tensor: Tensor, view: View) -> Tensor:
     """A batch of rows of channels (N, L, C) as images one pixel wide, a volume as one image with
-    its frames one below the other; other tensors as they are, or as rows if `view` is of rows."""
+    its frames one below the other, a number as a row; other tensors as they are, or as rows if
+    `view` is of rows."""
     rank = tensor.dim()
+    if rank == 0:
+        return tensor.view(1, 1)
     if rank == 3:
         return tensor.transpose(1, 2).unsqueeze(3)
     if rank != 2 and tensor.shape != view.shape:

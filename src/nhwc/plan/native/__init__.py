@@ -14,9 +14,10 @@ from torch import fx
 
 from ...formats import Format
 from ...graph.nodes.results import is_returned
+from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
 from ..recording import Record, Seen
-from ..specs import Layer, Weighted
+from ..specs import Layer, OperatorSpec, Weighted
 from .calls import kernels_in
 from .operators import operator
 from .pairs import joints_of as joints_of
@@ -81,18 +82,20 @@ def _fits(record: Record, layer: Layer) -> bool:
     What the model returns has the strides that torch gives it: we know those of images, and those
     of contiguous tensors.
     """
-    result = record.values.get(layer.node)
+    result, spec = record.values.get(layer.node), layer.spec
     strided = isinstance(result, Seen) and result.layout is not Format.CONTIGUOUS
     if strided and len(result.shape) not in (1, 2, 4, 5) and is_returned(layer.node):  # type: ignore[union-attr]
         return False
+    # Arithmetic may be given a tensor without dimensions.
+    arithmetic = isinstance(spec, OperatorSpec) and arithmetic_of(spec.name) is not None
+    read, made = (_seen(record, nodes) for nodes in (layer.inputs, (layer.node,)))
     return all(
         isinstance(one, Seen)
         and one.dtype is torch.float32
         and one.device == "cpu"
-        and one.shape
         and 0 not in one.shape
-        for one in _seen(record, (*layer.inputs, layer.node))
-    )
+        for one in (*read, *made)
+    ) and all(one.shape for one in (*made, *(() if arithmetic else read)))
 
 
 def _seen(record: Record, nodes: Iterable[fx.Node]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ...formats import CHANNELS_LAST_OF
 from ...kernels.layers.batched import Lying, batched_step
 from ...kernels.layers.elementwise import pixel_step
 from ...kernels.programs.builder import Buffer, Builder
@@ -188,33 +189,51 @@ def _lying(x: Moved) -> _Matrices | None:
     )
 
 
+class _Way(NamedTuple):
+    """The dimension of the rows, and which of two tensors has them; the other has their numbers."""
+
+    dim: int
+    rows: int
+
+
 def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementation | None:
     """A tensor and another with one number for each of its rows, in whatever dimension these are.
 
-    Their `product`, `quotient` or `sum`; None if no dimension of the other is of one place.
+    Their `product`, `quotient` or `sum`; None if no dimension of either is of one place. Both may
+    be of fewer numbers than the result, as a column by a row: then the rows are repeated first.
     """
     out = record.values[layer.node].shape
     nodes = layer.given
     if len(nodes) != 2 or not {*nodes} <= {*layer.inputs} or len(out) < 2:
         return None
-    shapes = [record.values[node].shape for node in nodes]
-    first = shapes[0] == out
-    small = (1,) * (len(out) - len(shapes[first])) + tuple(shapes[first])
-    dims = [dim for dim in (len(out) - 1, 1) if small[dim] == 1 and out[dim] > 1]
-    if out not in shapes or (kind == "quotient" and not first) or not dims:
+    shapes = [tuple(record.values[node].shape) for node in nodes]
+    sizes = [(1,) * (len(out) - len(shape)) + shape for shape in shapes]
+    ways = [
+        _Way(dim, rows)
+        for dim in (len(out) - 1, 1)
+        for rows in (0, 1)
+        if sizes[1 - rows][dim] == 1 < sizes[rows][dim] and (kind != "quotient" or not rows)
+    ]
+    whole = [way for way in ways if sizes[way.rows] == out]
+    if not ways or (not whole and kind == "quotient"):
         return None
-    whole_place, small_place = (layer.inputs.index(nodes[i]) for i in (not first, first))
+    if len(out) in CHANNELS_LAST_OF and layer.node not in record.tokens:
+        # Pixels of channels are what the next step reads.
+        ways = ways[::-1]
+    places = [layer.inputs.index(node) for node in nodes]
 
     def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
-        x, numbers = given[whole_place], given[small_place]
-        dim = next((dim for dim in dims if _is_last_in_memory(x, dim)), dims[0])
-        moved = Moved(x.buffer, x.where.movedim(dim, -1))
+        pair = [given[place] for place in places]
+        lies = (way for way in whole if _is_last_in_memory(pair[way.rows], way.dim))
+        dim, first = next(lies, (whole or ways)[0])
+        x, numbers = pair[first], pair[1 - first].where.view(sizes[1 - first])
+        moved = Moved(x.buffer, x.where.view(sizes[first]).expand(out).movedim(dim, -1))
         rows = rows_anyhow(builder, moved)
-        if numbers.where.numel() == 1:
-            factor = settled_rows(builder, Moved(numbers.buffer, numbers.where.reshape(1, 1)))
+        if numbers.numel() == 1:
+            factor = settled_rows(builder, Moved(pair[1 - first].buffer, numbers.reshape(1, 1)))
         else:
-            each = numbers.where.view(small).movedim(dim, -1).expand(*moved.shape[:-1], 1)
-            factor = in_order(builder, Moved(numbers.buffer, each), rows.order)
+            each = numbers.movedim(dim, -1).expand(*moved.shape[:-1], 1)
+            factor = in_order(builder, Moved(pair[1 - first].buffer, each), rows.order)
         y = builder.buffer(rows.buffer.shape)
         builder.add(lambda x, f, y: pixel_step(x, f, y, kind=kind), rows.buffer, factor, y)
         made = from_rows(RowsInOrder(y, rows.order), moved.shape)

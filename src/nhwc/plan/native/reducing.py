@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from ...kernels.layers.normalize import row_step
 from ...kernels.layers.pooling import global_mean_step, global_sum_step, maxpool_step
 from ...kernels.programs.builder import Buffer, Builder
 from ...kernels.programs.moved import Moved, as_rows, runs_on, settled, settled_rows
@@ -20,6 +22,9 @@ from ..specs import Layer
 from .rows import as_it_lies
 
 KINDS = ("mean", "sum", "amax")
+
+_MOST_CHANNELS = 1 << 13
+"""Of a row, each lane of which sums so few that none is rounded off."""
 
 
 def reduced(
@@ -65,8 +70,13 @@ def _gone(dims: object, rank: int) -> list[int] | None:
 
 
 def _pooled_rows(builder: Builder, x: Buffer, kind: str) -> Buffer:
-    """The channels of each pixel as one number: a pixel is an image of a single channel."""
+    """The channels of each pixel as one number; where there are many, a pixel is an image of a
+    single channel, which is summed in pieces."""
     width, count = x.shape[1], x.view().pixels
+    if width <= _MOST_CHANNELS:
+        y = builder.buffer((count, 1))
+        builder.add(partial(row_step, kind=kind), x, y)
+        return y
     turned = lambda view: view.as_numbers(count, 1, width, 1)
     return _pooled(builder, builder.dense(x), builder.buffer((count, 1)), kind, turned)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from ...formats import Format
+from ...formats import CHANNELS_LAST_OF, Format
 from ...graph import bound
 from ...kernels.layers.elementwise import multiply_step
 from ...kernels.programs.builder import Builder
@@ -45,9 +45,11 @@ def pointwise(record: Record, layer: Layer, make: Callable[..., Step]) -> Implem
     """A step that treats each number alone, in the order in which those of an input lie.
 
     Inputs of fewer numbers than the result are those of several of its numbers: `like` repeats
-    them. Where all are, as in a product of a column by a row, the first is repeated for a start.
+    them. Where all are, as in a difference of a column and a row, the first is repeated for a
+    start.
     """
     shape = record.values[layer.node].shape
+    image = len(shape) in CHANNELS_LAST_OF and layer.node not in record.tokens
     places = [layer.inputs.index(node) for node in layer.given if node in layer.inputs]
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
@@ -56,7 +58,10 @@ def pointwise(record: Record, layer: Layer, make: Callable[..., Step]) -> Implem
         leader = next((one for one in whole if is_everything(one)), None)
         if leader is None:
             first = whole[0] if whole else Moved(given[0].buffer, given[0].where.expand(shape))
-            leader = as_rows(settled_rows(builder, first), shape)
+            if image:
+                leader = as_image(settled(builder, first), shape)
+            else:
+                leader = as_rows(settled_rows(builder, first), shape)
         y = builder.buffer(leader.buffer.shape)
         builder.add(make, *(like(builder, one, leader) for one in given), y)
         return Moved(y, leader.where)

@@ -14,6 +14,7 @@ from ...graph.modules.mended import Attention, Cat, GridSample, SpelledAttention
 from ...graph.modules.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
+from ...kernels.programs.moved import rows_of
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
 from ..recognize import normalizes_rows
@@ -107,7 +108,7 @@ class _TokensCall(OperatorCall):
         if shapes == [out, out]:
             return self._each_number(multiply_step)
         factors = next((shape for shape in shapes if shape != out), out)
-        each_channel = math.prod(factors) == factors[-1] == out[-1]
+        each_channel = math.prod(factors) == rows_of(factors)[1] == out[-1]
         if out in shapes and each_channel:
             return scaled(self.record, self.layer)
         return self._with_number_of_row("product") or self._each_number(multiply_step)
