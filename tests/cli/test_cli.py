@@ -435,6 +435,12 @@ def test_completion_offers_verbs_options_and_choices(capsys):
     assert completed(script, "nhwc", "--v") == ["--version"]
     assert completed(script, "nhwc", "audit", "--fail") == ["--fail-on"]
     assert completed(script, "nhwc", "-q", "audit", "--fail-on", "") == ["lost", "copies", "slower"]
+    assert completed(script, "nhwc", "audit", "--format", "=", "te") == ["text"]
+    assert completed(script, "nhwc", "audit", "--fail-on", "=") == ["lost", "copies", "slower"]
+    # With another COMP_WORDBREAKS than bash's own the word stays whole.
+    assert completed(script, "nhwc", "audit", "--format=te") == ["--format=text"]
+    assert "--format=sarif" in completed(script, "nhwc", "audit", "--format=")
+    assert completed(script, "nhwc", "audit", "--input=1x") == []
     assert "--channels-last" in completed(script, "nhwc", "train", "data", "--c")
     # A model or a file: the shell's own completion of paths takes over.
     assert completed(script, "nhwc", "audit", "res") == []

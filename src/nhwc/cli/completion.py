@@ -11,6 +11,13 @@ Parsers = Mapping[str, argparse.ArgumentParser]
 _BASH = """\
 _nhwc() {
   local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb= word words=
+  local cut=
+  # Of --option=value bash makes three words, zsh one.
+  case "$current" in
+    --*=*) before=${current%%%%=*} cut=${current%%%%=*}= current=${current#*=};;
+    =) current=;;
+    *) if [ "$before" = "=" ]; then before=${COMP_WORDS[COMP_CWORD-2]}; fi;;
+  esac
   for word in "${COMP_WORDS[@]:1:$((COMP_CWORD-1))}"; do
     case $word in %(verbs)s) verb=$word; break;; esac
   done
@@ -23,7 +30,7 @@ _nhwc() {
       " "*) words="%(names)s";;
     esac
   fi
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
+  COMPREPLY=($(compgen -W "$words" -P "$cut" -- "$current"))
 }
 complete -o default -F _nhwc nhwc"""
 
