@@ -233,6 +233,16 @@ def test_no_name_is_cut_off_at_the_edge_of_the_picture(name):
     assert not (picture[:, 10:60] == 1).all()
 
 
+def test_the_picture_names_the_model_of_a_case_that_is_drawn_alone():
+    failed = Row(Case("broken", ((1, 3, 8, 8),), 2), failure="ModelFailed: it is broken")
+    _, written = drawn(Benchmark(HERE, (row(Case("net", ((1, 3, 8, 8),), 2)), failed)))
+    assert "net, batch 1, 2 threads, float32" in written
+    cases = [Case(name, ((n, 3, 8, 8),), 2) for name, n in (("a", 1), ("b", 1), ("c" * 60, 4))]
+    _, written = drawn(Benchmark(HERE, tuple(map(row, cases))))
+    assert f"...{'c' * 45}, batch 4, 2 threads, float32" in written
+    assert "batch 1, 2 threads, float32" in written
+
+
 def test_without_matplotlib_the_pip_line_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingPackage, match=r"pip install 'nhwc\[plot\]'"):

@@ -58,8 +58,8 @@ def bench_plot(result: Benchmark, format: str = "svg") -> bytes:
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, panel in zip(axes, panels, strict=True):
-            _draw(axis, panel, result)
-        _frame(figure, result, height)
+            _draw(axis, panel, result, several=len(rows) > 1)
+        _frame(figure, result, rows, height)
         data = io.BytesIO()
         with warnings.catch_warnings():
             # A font may lack a letter of a model's name.
@@ -158,7 +158,7 @@ def _colour(variant: str) -> str:
     return colours[words.kind(find_engine(variant))]
 
 
-def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:
+def _draw(axis: Any, panel: list[Row], result: Benchmark, *, several: bool) -> None:
     bars = _bars(panel, result)
     single = len(panel) == 1
     longest = max([1.0, *(bar[2].ratio for bar in bars)])
@@ -196,24 +196,27 @@ def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:
     steps = not single and all(row.isolates for row in panel)
     against = "the same layout without the step" if steps else words.label(result.baseline)
     axis.set_xlabel(f"times as fast as {against}")
-    if not single:
+    if several:
         axis.set_title(_setting(panel), loc="left", fontsize=10, color=FAINT, pad=16)
 
 
 def _setting(panel: list[Row]) -> str:
-    return printable(words.common([row.case for row in panel]), keep="")
+    """What all bars have in common: their model, too, where it names none of them."""
+    cases = [row.case for row in panel]
+    model = f"{_end_of(cases[0].model)}, " if len(cases) == 1 else ""
+    return printable(model + words.common(cases), keep="")
 
 
-def _frame(figure: Any, result: Benchmark, height: float) -> None:
+def _frame(figure: Any, result: Benchmark, rows: list[Row], height: float) -> None:
     """Title above, machine and versions underneath."""
-    cases = [row.case for row in result.rows]
+    cases = [row.case for row in rows]
     single = len(cases) == 1
     title = textwrap.wrap(_title(result, cases), int(7.5 * figure.get_figwidth()))
     below = 0.28 + 0.22 * len(title)
     top, bottom = (below + 0.3) / height, 0.4 / height
     head = "\n".join(title)
     figure.text(0.02, 1 - 0.22 / height, head, fontsize=13, weight="bold", va="top")
-    figure.text(0.02, 1 - below / height, _legend(result), fontsize=8.5, color=FAINT, va="top")
+    figure.text(0.02, 1 - below / height, _legend(rows), fontsize=8.5, color=FAINT, va="top")
     machine = printable(words.environment(result), keep="")
     foot = "\n".join(textwrap.wrap(machine, 120 if single else 190))
     figure.text(0.02, 0.12 / height, foot, fontsize=7.5, color=FAINT, va="bottom")
@@ -231,10 +234,10 @@ def _title(result: Benchmark, cases: list[Case]) -> str:
     return printable(title, keep="")
 
 
-def _legend(result: Benchmark) -> str:
-    if len(result.rows) == 1:
+def _legend(rows: list[Row]) -> str:
+    if len(rows) == 1:
         return "longer is faster; lines are 99 % intervals; measured in turns, a process each"
-    if all(row.isolates for row in result.rows):
+    if all(row.isolates for row in rows):
         return "what folding alone gains; lines are 99 % intervals; measured in turns"
     return (
         "per row: nhwc (green), the best of the others (light grey), plain channels last (dark "
