@@ -123,6 +123,52 @@ def test_it_fits_and_can_be_read(file):
         assert faint(browser) == []
 
 
+def prefers(browser, theme):
+    """Let the system ask for this theme; return what the page shows, and its own controls."""
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    return browser.execute_async_script(
+        """
+        const tell = () => arguments[0](`${root.dataset.theme} ${getComputedStyle(root).colorScheme}`);
+        requestAnimationFrame(() => requestAnimationFrame(tell));
+        """
+    )
+
+
+@needs_browser[0]
+@needs_browser[1]
+def test_it_follows_the_system_until_somebody_chooses(file):
+    with opened(file) as browser:
+        for theme in ("dark", "light", "dark"):
+            assert prefers(browser, theme) == f"{theme} {theme}"
+        browser.execute_script("document.querySelector('#theme').click()")
+        for theme in ("light", "dark"):
+            assert prefers(browser, theme) == "light light"
+
+
+@needs_browser[0]
+@needs_browser[1]
+def test_what_torch_computes_and_why_stands_on_a_phone(tmp_path):
+    found = {
+        "operator": "instance_norm",
+        "seconds": 0.1,
+        "share": 0.4,
+        "places": ["instance_norm_1"],
+    }
+    text = optimize_html(force(residual(), torch.randn(2, 3, 20, 18)).report, "a")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    data["plans"][0]["fallbacks"] = [found | {"reason": "no kernel of ours takes such a shape"}]
+    path = tmp_path / "page.html"
+    path.write_text(page("optimize", data["name"], data))
+    with opened(path) as browser:
+        resized(browser, PHONE)
+        ends = """
+            const cells = [...document.querySelectorAll(".fallbacks td")];
+            return cells.map((cell) => cell.getBoundingClientRect().right);
+        """
+        assert max(browser.execute_script(ends)) < PHONE[0]
+
+
 @needs_browser[0]
 @needs_browser[1]
 def test_names_are_text_and_code_is_code(file):

@@ -14,9 +14,14 @@ function make(tag, attributes = {}, ...children) {
 }
 
 const root = document.documentElement;
-root.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+const night = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => { root.dataset.theme = night.matches ? "dark" : "light"; };
+follow();
 if (location.hash === "#dark" || location.hash === "#light") root.dataset.theme = location.hash.slice(1);
+// In a frame the notebook's theme decides, which frame.js looks up.
+else if (parent === window) night.addEventListener("change", follow);
 $("#theme").addEventListener("click", () => {
+  night.removeEventListener("change", follow);
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
 });
 
