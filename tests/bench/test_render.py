@@ -215,8 +215,13 @@ def test_bars_are_long_enough_to_see_beside_a_noisy_interval():
     assert made.comparison("optimized", "eager").ratio < 3
     assert result.rows[0].comparison("compile", "eager").interval[1] > 30
     shape = r'<path d="M ([\d.]+) [\d.]+ \nL ([\d.]+) [^"]*"[^>]*style="fill: #0e8f84"'
-    left, right = map(float, re.search(shape, bench_plot(result, "svg").decode()).groups())
+    svg, _ = drawn(result)
+    left, right = map(float, re.search(shape, svg).groups())
     assert right - left > 50
+    # No interval runs through the words at its end.
+    ends = re.findall(r'L ([\d.]+) [\d.]+ \n"[^>]*stroke-width: 1.1', svg)
+    said = re.findall(r' x="([\d.]+)"[^>]*>[\d.]+x   [^<]* ms<', svg)
+    assert max(map(float, ends)) < max(map(float, said))
 
 
 def test_pictures_are_the_same_for_the_same_result():

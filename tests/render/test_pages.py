@@ -129,7 +129,8 @@ def prefers(browser, theme):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     return browser.execute_async_script(
         """
-        const tell = () => arguments[0](`${root.dataset.theme} ${getComputedStyle(root).colorScheme}`);
+        const scheme = () => getComputedStyle(root).colorScheme;
+        const tell = () => arguments[0](`${root.dataset.theme} ${scheme()}`);
         requestAnimationFrame(() => requestAnimationFrame(tell));
         """
     )

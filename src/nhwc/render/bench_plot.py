@@ -177,9 +177,12 @@ def _draw(axis: Any, panel: list[Row], result: Benchmark, *, several: bool) -> N
         low, high = found.interval
         axis.barh(place, found.ratio, height=0.66 if single else 0.9, color=colour, zorder=2)
         if found.before is not found.after and (low, high) != (1.0, 1.0):
-            axis.plot([low, high], [place, place], color=INK, lw=1.1, zorder=3)
+            # An arrow says that the interval goes on; the line itself would run through the text.
+            tip = {"marker": ">", "markevery": [-1], "ms": 3.5} if high > reach else {}
+            high = min(high, reach)
+            axis.plot([low, high], [place, place], color=INK, lw=1.1, zorder=3, **tip)
         axis.text(
-            min(max(high, found.ratio), reach) + 0.015 * reach, place, text, va="center",
+            max(high, found.ratio) + 0.015 * reach, place, text, va="center",
             fontsize=9 if single else 7, color=INK if colour == OURS else FAINT, zorder=4,
             bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.6},
         )  # fmt: skip

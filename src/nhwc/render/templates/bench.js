@@ -18,7 +18,7 @@ function bar(variant) {
     make("span", { title: variant.label }, variant.label),
     make("div", { class: "track" },
       make("i", { class: "fill", style: `width:${at(variant.ratio)}` }),
-      sure ? make("i", { class: "sure", style: `left:${at(variant.interval[0])};right:calc(100% - ${at(variant.interval[1])})` }) : "",
+      sure ? make("i", { class: variant.interval[1] > reach ? "sure cut" : "sure", style: `left:${at(variant.interval[0])};right:calc(100% - ${at(variant.interval[1])})` }) : "",
       make("b", { style: `left:${at(end)}` }, `${variant.ratio.toFixed(2)}x` + (single ? `  ${variant.ms} ms` : ""))));
 }
 
