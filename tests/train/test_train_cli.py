@@ -224,6 +224,7 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         (["images", "--amp-dtype", "bfloat16"], "--amp-dtype bfloat16 is the type of --amp. Add"),
         (["images", "--evaluate", "--plot", "run.svg"], "--plot does not go with --evaluate"),
         (["images", "--evaluate", "--resume", "a.pt", "--weights", "b.pt"], "Leave one of them"),
+        (["images", "--resume", "a.pt", "--weights", "b.pt"], "would replace those of --weights"),
         (["--synthetic", "--checkpoint-every", "5"], "needs a folder beside --synthetic. Add -o"),
     ],
 )

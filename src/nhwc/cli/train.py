@@ -190,10 +190,13 @@ def _check_pairs(args: argparse.Namespace) -> None:
         raise InputError(f"--amp-dtype {args.amp_dtype} is the type of --amp. Add --amp.")
     if args.momentum is not None and args.optimizer != "sgd":
         raise InputError(f"--momentum is of sgd; {args.optimizer} has none. Leave it out.")
+    if args.resume and args.weights:
+        raise InputError(
+            "--resume has weights of its own, which would replace those of --weights. Leave one of "
+            "them out."
+        )
     if args.evaluate:
         check_alone(args, "--evaluate", "plot")
-        if args.resume and args.weights:
-            raise InputError("--evaluate takes --resume or --weights. Leave one of them out.")
     elif args.checkpoint_every and _folder(args) is None:
         raise InputError("--checkpoint-every needs a folder beside --synthetic. Add -o DIR.")
 
