@@ -42,13 +42,14 @@ def width() -> int:
 
 
 def milliseconds(seconds: float) -> str:
-    """Format a time in milliseconds, with three significant digits.
+    """Format a time in milliseconds, with three significant digits where it has two decimals.
 
-    >>> milliseconds(0.0123456), milliseconds(0.1234)
-    ('12.3 ms', '123 ms')
+    >>> milliseconds(0.0123456), milliseconds(0.1234), milliseconds(0.0000056)
+    ('12.3 ms', '123 ms', '0.006 ms')
     """
     ms = seconds * 1e3
-    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+    decimals = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 0.01 or ms == 0 else 3
+    return f"{ms:.{decimals}f} ms"
 
 
 def duration(seconds: float) -> str:

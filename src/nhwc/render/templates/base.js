@@ -25,7 +25,7 @@ $("#theme").addEventListener("click", () => {
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
 });
 
-const ms = (s) => (s * 1e3 >= 100 ? (s * 1e3).toFixed(0) : s * 1e3 >= 10 ? (s * 1e3).toFixed(1) : (s * 1e3).toFixed(2)) + " ms";
+const ms = (s) => (s * 1e3).toFixed(s >= 0.1 ? 0 : s >= 0.01 ? 1 : s >= 1e-5 || s === 0 ? 2 : 3) + " ms";
 const bytes = (n) => (n < 1e3 ? n + " B" : n < 1e6 ? (n / 1e3).toFixed(1) + " kB" : n < 1e9 ? (n / 1e6).toFixed(1) + " MB" : (n / 1e9).toFixed(1) + " GB");
 const percent = (x) => (x * 100).toFixed(x < 0.1 ? 1 : 0) + " %";
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
