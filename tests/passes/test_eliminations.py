@@ -28,6 +28,16 @@ def stochastic():
 
 
 GOES = {
+    "instance norm": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: F.instance_norm(x, None, None, self.c.bias), c=nn.Conv2d(4, 4, 1)
+        ),
+    ),
+    "instance norm without weights": (
+        lift_functional,
+        lambda: call(lambda self, x: F.instance_norm(x, eps=1e-3), c=nn.Identity()),
+    ),
     "dropout": (eliminate_dropout, lambda: nn.Sequential(nn.Dropout(), nn.ReLU())),
     "dropout2d": (eliminate_dropout, lambda: nn.Sequential(nn.ReLU(), nn.Dropout2d())),
     "alpha": (eliminate_dropout, lambda: nn.Sequential(nn.AlphaDropout(), nn.ReLU())),
@@ -171,6 +181,14 @@ STAYS = {
             c=nn.Linear(5, 5),
         ),
         None,
+    ),
+    "an instance norm by running statistics": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: F.instance_norm(x, self.c.running_mean, self.c.running_var),
+            c=nn.BatchNorm2d(4),
+        ),
+        "running statistics",
     ),
     "a batch norm of the batch": (
         lift_functional,

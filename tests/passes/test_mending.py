@@ -23,6 +23,7 @@ from nhwc.graph.modules.mended import (
     Interleave,
 )
 from nhwc.passes import MENDING, PASSES
+from nhwc.passes.lift_functional import lift_functional
 from nhwc.passes.mend_cat_format import mend_cat_format
 from nhwc.passes.mend_channel_shuffle import mend_channel_shuffle
 from nhwc.passes.mend_grid_sample import mend_grid_sample
@@ -158,6 +159,30 @@ CASES = {
         GridSample,
     ),
 }
+
+# A single image of the module's is a batch of the function's.
+FUNCTIONS = {
+    "images": (lambda x: F.instance_norm(x, eps=1e-3), images()),
+    "clips": (F.instance_norm, torch.rand(2, 8, 3, 5, 4)),
+    "six dimensions": (F.instance_norm, torch.rand(2, 3, 5, 4, 2, 8).movedim(-1, 1)),
+    "rows": (F.instance_norm, torch.rand(3, 8, 5)),
+    "exported": (nn.InstanceNorm2d(8, affine=True), images()),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_instance_norm_as_a_function_keeps_the_format_too(name):
+    function, x = FUNCTIONS[name]
+    model = Block(lambda self, x: function(x)).eval()
+    if name == "exported":
+        model = torch.export.export(function.eval(), (x,)).module()
+    changed, [_, report] = rewrite(model, lift_functional, mend_instance_norm)
+    assert report.applied
+    assert any(isinstance(module, InstanceNorm) for module in changed.modules())
+    result = outputs(changed, (x,))
+    assert format_of(result) is format_of(x)
+    torch.testing.assert_close(result, outputs(model, (x,)), rtol=1e-4, atol=1e-5)
+
 
 UNCHANGED = {
     # The sizes are not those of the channels' groups.

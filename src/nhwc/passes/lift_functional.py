@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, attribute, bound
-from ..graph.modules.layers import BatchNorm
+from ..graph.modules.layers import BatchNorm, PlainInstanceNorm
 from ..graph.nodes.names import CONSTANT, is_made
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, path_around
@@ -51,6 +51,9 @@ _LINEAR = ("input", "weight", "bias")
 _LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
 _GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
+_STATISTICS = ("use_input_stats", "momentum", "eps")
+_INSTANCE_NORM = ("input", "running_mean", "running_var", "weight", "bias", *_STATISTICS)
+_RAW_INSTANCE_NORM = ("input", "weight", "bias", "running_mean", "running_var", *_STATISTICS)
 
 _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.conv1d: (_CONV, nn.Conv1d),
@@ -63,6 +66,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.layer_norm: (_LAYER_NORM, nn.LayerNorm),
     F.rms_norm: (_RMS_NORM, nn.RMSNorm),
     F.group_norm: (_GROUP_NORM, nn.GroupNorm),
+    F.instance_norm: (_INSTANCE_NORM, PlainInstanceNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
     # Exported programs consist of these.
@@ -77,6 +81,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     _ATEN.rms_norm.default: (_RMS_NORM, nn.RMSNorm),
     _ATEN.group_norm.default: (_GROUP_NORM, nn.GroupNorm),
     _ATEN.batch_norm.default: (_RAW_NORM, BatchNorm),
+    _ATEN.instance_norm.default: (_RAW_INSTANCE_NORM, PlainInstanceNorm),
 }
 
 
@@ -118,6 +123,10 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
     made = {is_made(str(node.target)) for node in map(arguments.get, _TENSORS) if node is not None}
     if len(made) > 1:
         return "a cast of the model changes some of its weights, and leaves others"
+    if kind is PlainInstanceNorm:
+        counts = any(arguments.get(name) is not None for name in ("running_mean", "running_var"))
+        own = arguments.get("use_input_stats", True)
+        return "" if own and not counts else "it has running statistics"
     if kind is not BatchNorm:
         return ""
     if arguments.get("running_mean") is None or arguments.get("running_var") is None:
@@ -159,6 +168,12 @@ def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, 
         one = next(iter(tensors.values()))
         tensors = {"weight": torch.ones_like(one), "bias": torch.zeros_like(one)} | tensors
         module = build(options.pop("num_groups"), len(one), device="meta", **options)
+    elif kind is PlainInstanceNorm:
+        one = next(iter(tensors.values()), torch.empty(0))
+        if tensors:
+            tensors = {"weight": torch.ones_like(one), "bias": torch.zeros_like(one)} | tensors
+        eps = options.get("eps", 1e-5)
+        module = build(len(one), eps, affine=bool(tensors), device="meta")
     elif kind is nn.LayerNorm:
         options |= {"elementwise_affine": weight is not None, "bias": "bias" in tensors}
         module = build(**options, device="meta")

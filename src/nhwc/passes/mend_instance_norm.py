@@ -8,7 +8,7 @@ from torch import fx
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import module_of, replace_module
-from ..graph.modules.layers import StatisticsNorm
+from ..graph.modules.layers import PlainInstanceNorm, StatisticsNorm
 from ..graph.modules.leaves import computes_as, unlike_class
 from ..graph.modules.mended import InstanceNorm
 from ..graph.report import PassReport, Site
@@ -24,7 +24,7 @@ def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
     sites = []
     for node in list(gm.graph.nodes):
         norm: Any = module_of(node)
-        if not computes_as(norm, _InstanceNorm):
+        if not (computes_as(norm, _InstanceNorm) or computes_as(norm, PlainInstanceNorm)):
             continue
         reason = ""
         if unlike_class(norm):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ...errors import InputError
@@ -178,6 +179,25 @@ class StatisticsNorm(Leaf, BatchNorm):
         return super().forward(input)
 
 
+class PlainInstanceNorm(_InstanceNorm):
+    """Instance norm of any number of dimensions, as `F.instance_norm` has it: never a single image.
+
+    Without weights it takes any number of channels, and `num_features` is 0.
+    """
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, affine: bool = False, device: Any = None
+    ) -> None:
+        super().__init__(num_features, eps, affine=affine, device=device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        normed: Tensor = self._apply_instance_norm(input)
+        return normed
+
+    def _get_no_batch_dim(self) -> int:
+        return 0
+
+
 class Fused(nn.Module):
     """`activation(op(x) + residual)`: what one kernel can do, written as one call.
 
@@ -225,6 +245,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     InstanceNorm,
     Interleave,
     Pixel,
+    PlainInstanceNorm,
     Reduced,
     Repeat,
     Softmax,

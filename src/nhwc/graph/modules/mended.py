@@ -152,8 +152,7 @@ class InstanceNorm(Leaf):
         plain = not wide or x.dim() == self.single
         if plain or not channel_is_densest(x) or has_one_pixel(x):
             return self.norm(x)  # type: ignore[no-any-return]
-        dims = [2, 3] if x.dim() == 4 else [2, 3, 4]
-        var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+        var, mean = torch.var_mean(x, list(range(2, x.dim())), correction=0, keepdim=True)
         scale = torch.rsqrt(var + self.eps)
         weight, bias = self.norm.weight, self.norm.bias
         if weight is not None:
