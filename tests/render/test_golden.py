@@ -109,6 +109,17 @@ def test_texts(name, monkeypatch, request):
     held(name, TEXTS[name](), request.config.getoption("--renew"))
 
 
+def test_a_plan_is_no_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    report = optimized()
+    plan = report.plans[0]
+    layers = tuple(replace(layer, name=f"backbone.{layer.name}.conv") for layer in plan.layers)
+    text = optimize_text(replace(report, plans=(replace(plan, layers=layers),)), "net")
+    shown = text[text.index("plan for") : text.index("verified")]
+    assert "slowest layers" in shown
+    assert [line for line in shown.splitlines() if len(line) > 60] == []
+
+
 @needs_browser[0]
 @needs_browser[1]
 def test_pages_as_they_are_read(tmp_path, request):

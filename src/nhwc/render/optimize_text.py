@@ -117,11 +117,13 @@ def _plan(plan: PlanReport) -> list[str]:
     for kernel, layers in sorted(groups.items(), key=lambda item: -_seconds(item[1])):
         kinds = Counter(layer.what.split(" ")[0].split("(")[0] for layer in layers)
         shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
-        lines.append(f"  {kernel:<{wide}}{milliseconds(_seconds(layers)):>9}  {shown}")
+        line = f"{kernel:<{wide}}{milliseconds(_seconds(layers)):>9}  {shown}"
+        lines.append(wrap(line, "  ", 8 * " "))
     lines += _fallbacks(plan)
     lines.append("  slowest layers:")
     for layer in sorted(plan.layers, key=lambda layer: -layer.chosen.seconds)[:5]:
-        lines.append(f"    {milliseconds(layer.chosen.seconds):>8}  {layer.name}: {_layer(layer)}")
+        line = f"{milliseconds(layer.chosen.seconds):>8}  {layer.name}: {_layer(layer)}"
+        lines.append(wrap(line, "    ", 8 * " "))
     return lines
 
 
