@@ -92,7 +92,12 @@ def agreement_of(last: Run, plain: Run) -> Agreement:
 def _results(run: Run, mode: TorchFunctionMode | None) -> list[Tensor]:
     """Copies of what the model returns."""
     kept: list[Tensor] = []
-    run.go(mode, lambda result: kept.extend(v.clone() for v in _values(every_tensor_of(result))))
+
+    def keep(result: object) -> None:
+        with torch._C.DisableTorchFunction():  # These calls are ours, not the model's.
+            kept.extend(value.clone() for value in _values(every_tensor_of(result)))
+
+    run.go(mode, keep)
     return kept
 
 
