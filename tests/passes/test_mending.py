@@ -165,6 +165,10 @@ FUNCTIONS = {
     "images": (lambda x: F.instance_norm(x, eps=1e-3), images()),
     "clips": (F.instance_norm, torch.rand(2, 8, 3, 5, 4)),
     "six dimensions": (F.instance_norm, torch.rand(2, 3, 5, 4, 2, 8).movedim(-1, 1)),
+    "torch's own": (
+        lambda x: torch.instance_norm(x, None, None, None, None, True, 0.1, 1e-3, False),
+        images(),
+    ),
     "rows": (F.instance_norm, torch.rand(3, 8, 5)),
     "exported": (nn.InstanceNorm2d(8, affine=True), images()),
 }

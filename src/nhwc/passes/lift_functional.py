@@ -69,6 +69,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.instance_norm: (_INSTANCE_NORM, PlainInstanceNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
+    torch.instance_norm: (_RAW_INSTANCE_NORM, PlainInstanceNorm),
     # Exported programs consist of these.
     _ATEN.conv1d.default: (_CONV, nn.Conv1d),
     _ATEN.conv2d.default: (_CONV, nn.Conv2d),
