@@ -149,3 +149,38 @@ def test_factors_of_another_type_stay():
 def test_a_frozen_norm_of_another_type_than_the_convolution_stays():
     model = nn.Sequential(nn.Conv2d(6, 6, 3).bfloat16(), frozen()).eval()
     assert_same(model, nhwc.fuse(model), IMAGE.bfloat16())
+
+
+def product_of_constants(forward):
+    return Block(
+        forward,
+        layer=nn.Conv2d(6, 6, 1),
+        one=nn.Parameter(torch.randn(6, 4)),
+        two=nn.Parameter(torch.randn(4, 6)),
+    )
+
+
+PRODUCTS_OF_CONSTANTS = {
+    "added": lambda self, x: self.layer(x) + (self.one @ self.two)[:, :1, None],
+    "of einsum": lambda self, x: (
+        self.layer(x) * torch.einsum("ij,jk->i", self.one, self.two)[:, None, None]
+    ),
+    "returned": lambda self, x: (self.layer(x), torch.mm(self.one, self.two)),
+    "behind others": lambda self, x: self.layer(x) + torch.relu(self.one @ self.two).sum(),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PRODUCTS_OF_CONSTANTS)
+def test_a_product_of_constants_has_the_type_that_autocast_gives_it(name):
+    model = product_of_constants(PRODUCTS_OF_CONSTANTS[name]).eval()
+    for changed in (nhwc.fuse(model), nhwc.optimize(model, IMAGE)):
+        assert_same(model, changed, IMAGE)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(changed(IMAGE), model(IMAGE), rtol=0.05, atol=0.1)
+
+
+def test_a_product_of_constants_is_folded_where_a_product_reads_it():
+    model = product_of_constants(lambda self, x: self.layer(x).mT @ (self.one @ self.two)).eval()
+    [report] = [one for one in nhwc.fuse(model).report.passes if one.name == "fold_constants"]
+    assert [site.applied for site in report.sites] == [True]

@@ -7,9 +7,11 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.conv import _ConvNd
 
-from ..graph import attribute, called, clean, filled, fresh_name, targets_of
+from ..graph import attribute, called, clean, filled, fresh_name, module_of, targets_of
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
 from ..graph.nodes.names import CONSTANT, is_constant
@@ -20,6 +22,15 @@ from ._folding_sites import name_of
 _MADE = (torch.full,)
 """It costs less to make these constants at each call than to keep them. They are not stored, but
 what is computed from them is."""
+
+_PRODUCTS = ("conv", "linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm")
+"""How the names of functions begin that are given half precision under autocast, whatever comes."""
+
+_MAY_CAST = (
+    *(*_PRODUCTS, "einsum", "tensordot", "inner", "chain_", "multi_dot", "linalg_", "matrix_"),
+    *("addbmm", "scaled_dot", "cov", "corrcoef", "prelu"),
+)
+"""How those begin that may return it."""
 
 
 def fold_constants(gm: fx.GraphModule) -> PassReport:
@@ -40,13 +51,52 @@ def fold_constants(gm: fx.GraphModule) -> PassReport:
     if written is not None:
         reason = f"{name_of(written)} writes into a parameter or buffer"
         return PassReport("fold_constants", (Site(name_of(written), "constants", False, reason),))
+    kept = _kept_for_autocast(gm, constants)
     sites = _fold(gm, constants)
     if sites:
         for node in reversed(constants):
             if not node.users:
                 gm.graph.erase_node(node)
         clean(gm)
-    return PassReport("fold_constants", tuple(sites))
+    return PassReport("fold_constants", (*sites, *kept))
+
+
+def _kept_for_autocast(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
+    """Take those off `constants` that autocast would make of a type that their readers notice."""
+    if not any(_called_name(node).startswith(_MAY_CAST) for node in constants):
+        return []
+    mode, sites = FakeTensorMode(), []
+    without: dict[fx.Node, Any] = {}
+    within: dict[fx.Node, Any] = {}
+    kind = next((p.device.type for p in (*gm.parameters(), *gm.buffers())), "cpu")
+    for node in constants:
+        if node.op == "get_attr":
+            without[node] = within[node] = mode.from_tensor(attribute(gm, str(node.target)))
+            continue
+        for enabled, values in ((False, without), (True, within)):
+            half = torch.autocast(kind, torch.bfloat16, enabled=enabled)
+            # Torch may be unable to tell the type without numbers.
+            with contextlib.suppress(Exception), mode, half:
+                values[node] = _evaluate(node, values)
+    for node in reversed([node for node in constants if node in without]):
+        types = [getattr(values.get(node), "dtype", None) for values in (without, within)]
+        reader = next((user for user in node.users if not _takes_any(user, constants)), None)
+        if types[0] is not types[1] and reader is not None:
+            reason = f"autocast would make {types[1]} of it, and {name_of(reader)} reads it"
+            sites.append(Site(name_of(node), "constant", False, reason))
+            del constants[node]
+    return sites
+
+
+def _takes_any(reader: fx.Node, constants: Collection[fx.Node]) -> bool:
+    """Whether `reader` gives the same type under autocast for operands of any."""
+    if reader.op == "call_module":
+        return isinstance(module_of(reader), _ConvNd | nn.Linear)
+    return reader in constants or _called_name(reader).startswith(_PRODUCTS)
+
+
+def _called_name(node: fx.Node) -> str:
+    return "" if node.op == "get_attr" else str(getattr(node.target, "__name__", node.target))
 
 
 def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
