@@ -206,12 +206,33 @@ class AskingStrides(nn.Module):
         return self.ask(x, self.layers(x))
 
 
+def asking_where_opaque(x, y):
+    return y * 2 if y.is_contiguous() and y.sum() < 1e9 else y
+
+
+class AskingInside(nn.Module):
+    def forward(self, x):
+        return asking_where_opaque(x, x)
+
+
+@torch.no_grad()
+def test_an_opaque_part_that_asks_for_strides_is_answered_as_by_the_model():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), AskingInside(), nn.Conv2d(8, 8, 3)).eval()
+    fast = force(net, torch.rand(1, 3, 16, 16))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.rand(1, 3, 16, 16).to(memory_format=layout)
+        torch.testing.assert_close(fast(x), net(x))
+
+
 @pytest.mark.parametrize(
     "ask",
     [
         lambda x, y: y * (x.stride(1) / 256.0),
         lambda x, y: (y, y.stride()),
         lambda x, y: (y, y.is_contiguous()),
+        lambda x, y: y.as_strided((1, 8, 100), (1152, 144, 1)),
+        lambda x, y: torch.as_strided(y, (1, 8, 100), (1152, 144, 1), 7),
+        asking_where_opaque,
     ],
 )
 @torch.no_grad()
@@ -225,6 +246,15 @@ def test_what_asks_for_strides_is_answered_as_by_the_model(ask):
             assert found[1] == expected[1]
             found, expected = found[0], expected[0]
         torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
+def test_a_constant_with_gaps_that_the_model_returns_costs_no_plan():
+    net = AskingStrides(lambda x, y: (y, torch.arange(12.0).reshape(3, 4)[:, ::2])).eval()
+    x = torch.rand(1, 3, 16, 16)
+    fast = force(net, x)
+    assert fast.report.chosen == "plan"
+    torch.testing.assert_close(fast(x), net(x), check_stride=True)
 
 
 @torch.no_grad()

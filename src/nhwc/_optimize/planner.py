@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..graph import is_one_call, is_one_layer
+from ..graph.code.mentions import asks_strides
 from ..models.preserve import preserved
 from ..optimized import Optimized, Served, describe, is_known, served
 from ..passes.sizes import Sized
@@ -96,10 +97,13 @@ def _with_parts(
     around = twin(graph)
     parts: dict[fx.GraphModule, list[Served]] = {}
     told = []
+    asked = asks_strides(around)
+    strides = f"code of the model asks how a tensor lies in memory ({asked})" if asked else ""
     for use in uses(around, examples):
-        if use.reason:
+        reason = use.reason or strides
+        if reason:
             shapes = describe(use.inputs)
-            told.append(Told(PlanReport(shapes, (), 0, 0, use.reason, use.path)))
+            told.append(Told(PlanReport(shapes, (), 0, 0, reason, use.path)))
             continue
         found, said = _plan(task, use.graph, use.inputs, use.path)
         told.append(said)

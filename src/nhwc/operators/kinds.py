@@ -27,7 +27,8 @@ SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
 SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
 """They read a size, a type or a device, and no number."""
 STRIDE_METHODS = {"stride", "is_contiguous", "storage_offset", "data_ptr"}
-"""They read how a tensor lies in memory."""
+STRIDE_METHODS |= {"as_strided", "as_strided_copy", "as_strided_scatter"}
+"""They read how a tensor lies in memory, or by strides that the code gives."""
 
 _UNMARKED_VIEWS = {
     # Conversions, which return what already is as it should be.

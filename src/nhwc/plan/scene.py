@@ -16,6 +16,7 @@ from torch import fx
 from .. import kernels
 from ..formats import Format
 from ..graph import puts_back, result_may_be_view, written_into
+from ..graph.code.mentions import asks_strides
 from ..graph.nodes.flat import NotFlat, flattened
 from ..graph.nodes.shapes import is_size
 from ..models.preserve import drawn_so_far
@@ -128,7 +129,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         if reason is not None:
             raise Unplannable(reason)
     note_constants(graph, found)
-    asking = next((node for node in graph.graph.nodes if _asks_strides(node, found)), None)
+    asking = _asking_strides(graph, found)
     if asking is not None:
         raise Unplannable(f"{asking.name} asks how a tensor lies in memory, which a plan decides")
     note_tokens(graph, found)
@@ -138,11 +139,21 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
     return _scene(graph, found, layers, exact)
 
 
-def _asks_strides(node: fx.Node, record: Record) -> bool:
-    if node.op != "call_method" or node.target not in STRIDE_METHODS:
-        return False
-    asked: Any = node.args[0]
-    return not record.is_given(asked)
+def _asking_strides(graph: fx.GraphModule, record: Record) -> fx.Node | None:
+    """The first call that asks how a value lies in memory, if inputs reach that."""
+    own: set[fx.Node] = set()
+    node: fx.Node
+    for node in graph.graph.nodes:
+        if node.op != "placeholder" and own.issuperset(node.all_input_nodes):
+            own.add(node)
+        elif is_opaque(graph, node) and asks_strides(graph.get_submodule(str(node.target))):
+            return node
+        elif node.op in ("call_function", "call_method"):
+            asks = getattr(node.target, "__name__", node.target) in STRIDE_METHODS
+            asked = node.args[0] if asks and node.args else None
+            if isinstance(asked, fx.Node) and asked not in own and not record.is_given(asked):
+                return node
+    return None
 
 
 def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:

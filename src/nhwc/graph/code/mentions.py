@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from ...operators.kinds import STRIDE_METHODS
 from .accesses import CHANGING
 from .reached import codes_in, functions_of, methods_of, names_in, takes_module
 
@@ -98,6 +99,24 @@ def reads_state(module: nn.Module) -> str:
         for name in names_in(function.__code__):
             if isinstance(function.__globals__.get(name), list | dict | set):
                 return f"it reads {name}"
+    return ""
+
+
+def asks_strides(module: nn.Module) -> str:
+    """Where code of `module` or of a part asks how a tensor lies in memory; '' if nowhere.
+
+    >>> asks_strides(nn.ReLU())
+    ''
+    """
+    for part in {type(part): part for part in module.modules()}.values():
+        for function in functions_of(part):
+            code = function.__code__
+            # `self.stride` is a number of a layer's.
+            tree = tree_of(code) if STRIDE_METHODS & names_in(code) else None
+            for node in ast.walk(tree) if tree is not None else ():
+                called = node.func if isinstance(node, ast.Call) else None
+                if isinstance(called, ast.Attribute) and called.attr in STRIDE_METHODS:
+                    return _line(function, called)
     return ""
 
 
