@@ -67,9 +67,28 @@ def channels_of_an_asserted_norm(self, x):
     return F.gelu(y) + y if y.shape[1] != 0 and y.size(1) == 4 else x
 
 
+def channels_behind_permute(self, x):
+    y = self.conv(x).permute(0, 2, 3, 1)
+    y = self.last(F.layer_norm(y, (4,)))
+    y = torch.permute(y, (0, 3, 1, 2)) * 2
+    return y if y.shape[1] == 4 else x
+
+
+def channels_of_rows(self, x):
+    y = self.rows(x.permute(0, 2, 3, 1)).permute(0, -1, 1, 2)
+    return y if y.shape[1] == 3 else x
+
+
+def channels_that_it_made(self, x):
+    b, _, h, w = x.shape
+    made = torch.empty([b, 0, h, w]), torch.zeros(b, 2, h, w)
+    return torch.cat([x, made[1]], 1) if made[0].size(1) == 0 and made[1].shape[1] == 2 else x
+
+
 ANSWERED = {
     f.__name__: f
     for f in (
+        *(channels_behind_permute, channels_of_rows, channels_that_it_made),
         *(length, rank, last_sizes, starred, unpacked, channels, channels_of_a_convolution),
         channels_of_an_asserted_norm,
     )
@@ -123,6 +142,16 @@ def of_a_sum_of_any_rank(self, x):
     return y * 2 if y.shape[1] == 4 else y
 
 
+def of_another_size_behind_permute(self, x):
+    y = self.conv(x).permute(0, 2, 1, 3)
+    return y * 2 if y.shape[1] == x.shape[2] else y
+
+
+def of_sizes_that_it_computes(self, x):
+    made = torch.zeros(x.shape)
+    return x * 2 if made.shape[1] == 3 else x + made
+
+
 def how_many_images(self, x):
     y = normed(self, x)
     return y * 2 if y.shape[0] == 2 else y
@@ -134,6 +163,7 @@ OPEN = {
         *(of_one_image, of_any, of_one_row, of_a_broadcast, before_it_is_sure, how_many_images),
         *(of_a_norm_of_any_channels, of_a_part_with_the_name_of_a_function),
         *(of_a_convolution_of_any_rank, of_a_sum_of_any_rank),
+        *(of_another_size_behind_permute, of_sizes_that_it_computes),
     )
 }
 
@@ -148,7 +178,7 @@ class Twice(nn.Module):
 def model_of(forward):
     parts = {"conv": nn.Conv2d(3, 4, 3, padding=1), "bn": nn.BatchNorm2d(4)}
     parts["free"] = nn.BatchNorm2d(4, affine=False, track_running_stats=False)
-    parts |= {"relu": Twice(), "off": nn.Dropout()}
+    parts |= {"relu": Twice(), "off": nn.Dropout(), "last": nn.LayerNorm(4)}
     return Block(forward, **parts, rows=nn.Linear(4 if forward is starred else 3, 4)).eval()
 
 

@@ -3,7 +3,7 @@
 A convolution takes one image or a batch of them. But what is behind a BatchNorm2d, `x.flatten(2)`
 or `b, c, h, w = x.shape` has one number of dimensions alone. So there is one answer to
 `len(x.shape)`, to `x.dim() == 4`, and to how many sizes there are in `x.shape[2:]`. The same is
-true of `x.shape[1]` where a batch norm or a convolution made the channels.
+true of `x.shape[1]` where a norm, a convolution or a linear layer made the channels.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from .functions import is_of_no_user
 
 _BATCHES: dict[type, int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
 """Layers that refuse any other number of dimensions."""
+
+_MAKING = (torch.empty, torch.zeros, torch.ones)
+"""Functions whose first argument may be the sizes of what they return."""
 
 _KEEPING = (*activations.MODULES, _DropoutNd, nn.Identity)
 """Layers whose result has the shape of what they are given."""
@@ -131,6 +134,13 @@ class SureRanks:
     def _rank_of_call(self, node: fx.Node) -> int | None:
         name = getattr(node.target, "__name__", node.target)
         given = numbers_given(node)
+        turned = _turned(node)
+        if turned is not None and isinstance(node.args[0], fx.Node):
+            self._note(node.args[0], len(turned))
+            return len(turned)
+        made = _sizes_made(node)
+        if made is not None:
+            return len(made)
         if name in ("view", "reshape") and isinstance(given, fx.Node) and not node.kwargs:
             return self._sizes(given)
         if node.target is F.batch_norm:
@@ -140,31 +150,48 @@ class SureRanks:
             return max(ranks) if min(ranks) >= 2 else None
         return rank_of_call(node, self._ranks)
 
-    def _channels(self, node: fx.Node) -> int | None:
-        """How many channels an image has, of known rank, that a norm, a convolution, an activation
-        or arithmetic made."""
-        layer = self._layer(node)
+    def _channels(self, node: fx.Node, dim: int = 1) -> int | None:
+        """How many channels an image has, of known rank, that layers or arithmetic made, or code of
+        such sizes; they lie in `dim`, where `permute` may have put them."""
+        layer, rank = self._layer(node), self._rank_of(node)
+        given = [one for one in node.args if isinstance(one, fx.Node)]
+        turned = _turned(node)
+        if turned is not None:
+            return self._channels(given[0], turned[dim] % len(turned))
+        made, ends = _sizes_made(node), _last_sizes(node, layer)
+        if made is not None:
+            size = made[dim] if len(made) > dim else None
+            return size if type(size) is int else None
+        if ends and given and rank is not None:
+            return ends[dim - rank] if dim >= rank - len(ends) else self._channels(given[0], dim)
+        if dim == 1:
+            known = self._channels_of_layer(node, layer)
+            if known is not None:
+                return known
+        # A part of the model may be called "relu" or "add", too.
+        called = node.target if node.op in ("call_function", "call_method") else None
+        if isinstance(layer, _KEEPING) or called in activations.FUNCTIONS:
+            return self._channels(given[0], dim) if given else None
+        ranks = {*map(self._rank_of, given)}
+        arithmetic = arithmetic_of(str(getattr(called, "__name__", called)))
+        if not arithmetic or len(node.args) != 2 or len(ranks) != 1 or None in ranks:
+            return None
+        # One channel is repeated.
+        return next((found for one in given if (found := self._channels(one, dim) or 1) > 1), None)
+
+    def _channels_of_layer(self, node: fx.Node, layer: nn.Module | None) -> int | None:
+        """How many channels, in their usual place, a convolution or a batch norm returns."""
         if layer is not None and definer(type(layer), "_check_input_dim") in _BATCHES:
             told = layer._parameters.get("weight"), layer._buffers.get("running_mean")
             return next((len(one) for one in told if one is not None), None)
         if isinstance(layer, _ConvNd) and not layer.transposed:
             batched = self._rank_of(node) == len(layer.kernel_size) + 2
             return len(layer.weight) if batched else None
-        given = [one for one in node.args if isinstance(one, fx.Node)]
-        if node.target is F.batch_norm:
-            means = given[1:2]
-            read = bool(means) and means[0].op == "get_attr" and node.args[1] is means[0]
-            return len(held(self._root, str(means[0].target))) if read else None
-        # A part of the model may be called "relu" or "add", too.
-        called = node.target if node.op in ("call_function", "call_method") else None
-        if isinstance(layer, _KEEPING) or called in activations.FUNCTIONS:
-            return self._channels(given[0]) if given else None
-        ranks = {*map(self._rank_of, given)}
-        arithmetic = arithmetic_of(str(getattr(called, "__name__", called)))
-        if not arithmetic or len(given) != 2 or len(ranks) != 1 or None in ranks:
+        if node.target is not F.batch_norm:
             return None
-        # One channel is repeated.
-        return next((found for one in given if (found := self._channels(one) or 1) > 1), None)
+        mean: Any = node.args[1] if len(node.args) > 1 else None
+        read = isinstance(mean, fx.Node) and mean.op == "get_attr"
+        return len(held(self._root, str(mean.target))) if read else None
 
     def _layer(self, node: fx.Node) -> nn.Module | None:
         """The layer of torch's that this node calls, if it is one."""
@@ -172,6 +199,38 @@ class SureRanks:
             return None
         layer = self._root.get_submodule(str(node.target))
         return layer if is_leaf(layer) else None
+
+
+def _turned(node: fx.Node) -> list[int] | tuple[int, ...] | None:
+    """The dimensions that `permute` is given, each of them a number."""
+    method = node.op == "call_method" and node.target == "permute"
+    if not method and node.target is not torch.permute:
+        return None
+    dims = numbers_given(node)
+    plain = isinstance(dims, list | tuple) and all(type(one) is int for one in dims)
+    return dims if plain and dims and not node.kwargs else None
+
+
+def _sizes_made(node: fx.Node) -> tuple[Any, ...] | None:
+    """The sizes that code gives what it makes, one by one or as a list."""
+    if node.op != "call_function" or node.target not in _MAKING or not node.args:
+        return None
+    first = node.args[0]
+    if isinstance(first, list | tuple):
+        return tuple(first)
+    # One that is computed may be all of them.
+    return node.args if len(node.args) > 1 else None
+
+
+def _last_sizes(node: fx.Node, layer: nn.Module | None) -> tuple[int, ...]:
+    """The last sizes of what a linear layer or a layer norm returns; none of anything else."""
+    if isinstance(layer, nn.Linear):
+        return (len(layer.weight),)
+    if isinstance(layer, nn.LayerNorm):
+        return tuple(layer.normalized_shape)
+    shape: Any = node.args[1] if node.target is F.layer_norm and len(node.args) > 1 else ()
+    plain = isinstance(shape, list | tuple) and all(type(one) is int for one in shape)
+    return tuple(shape) if plain else ()
 
 
 def _channels_asked(node: fx.Node) -> fx.Node | None:
