@@ -255,6 +255,24 @@ def test_a_whole_is_not_believed_against_its_layers_at_once(sittings, sums, take
     assert nhwc.plan._best(Evidence(tuple(sittings)), choices) == taken
 
 
+@pytest.mark.parametrize(
+    ("first", "sums", "taken"),
+    [
+        (calm(1.0, 0.8), (1.0, 1.25), 1),  # held again at once, which agrees
+        (calm(1.0, 0.8), (1.0, 1.02), 1),
+        (restless(1.0, 0.8), (1.0, 1.25), 0),
+        (calm(1.0, 0.98), (1.0, 1.25), 0),
+    ],
+)
+def test_a_whole_that_says_the_contrary_of_its_layers_is_timed_again_at_once(first, sums, taken):
+    kernel, held = Implementation("a", LAST, LAST), []
+    choices = [{0: Timed(kernel, seconds)} for seconds in sums]
+    hold = lambda: held.append(1) or calm(1.0, 0.8)
+    found = nhwc.plan._confirmed(Evidence((first,)), choices, hold)
+    assert (len(held), len(found.sittings)) == ((1, 2) if taken and sums[1] > 1.1 else (0, 1))
+    assert nhwc.plan._best(found, choices) == taken
+
+
 @pytest.mark.parametrize(("layers_s", "again"), [(1e-3, True), (0.0, False), (0.1, False)])
 def test_a_plan_much_slower_than_its_layers_is_timed_again(layers_s, again, tmp_path):
     ledger = Ledger(tmp_path / "plans.json")

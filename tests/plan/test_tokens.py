@@ -464,6 +464,14 @@ PRODUCTS = {
         lambda q, k: F.scaled_dot_product_attention(q, k, k * 2),
         ((2, 4, 7, 16), (2, 1, 5, 16)),
     ),
+    "tokens without a batch": (
+        lambda q, k, mask: F.scaled_dot_product_attention(q, k, k * 2, mask),
+        ((7, 16), (5, 16), (7, 5)),
+    ),
+    "masks of a few tokens": (
+        lambda q, k, mask: F.scaled_dot_product_attention(q, k, k * 2, mask),
+        ((3, 7, 16), (3, 5, 16), (3, 7, 5)),
+    ),
     "keys of few heads": (
         lambda q, k: F.scaled_dot_product_attention(q, k, k * 2, enable_gqa=True),
         ((2, 6, 7, 16), (2, 3, 5, 16)),
@@ -514,6 +522,24 @@ def test_products_and_numbers_of_rows(name):
     graph, program, chosen = lowered(function, *inputs)
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_attention_of_a_vector_is_torchs():
+    """Its planning ended in "not enough values to unpack"."""
+
+    class Attended(Net):
+        def __init__(self):
+            super().__init__()
+            self.attention = SpelledAttention()
+
+        def forward(self, query, keys, value):
+            return self.attention(query, keys, value)
+
+    inputs = images((16,), (16, 5), (5, 8))
+    graph, program, chosen = lowered(Attended(), *inputs)
+    assert chosen == ["torch"]
+    torch.testing.assert_close(program(*inputs), graph(*inputs))
 
 
 class OfScales(nn.Module):

@@ -66,8 +66,9 @@ __all__ = [
 ]
 
 
-_HOPELESS = 1.3
-"""Kernels that sum up to this many times the best estimate are not tried as a whole."""
+_HOPELESS = {True: 2.0, False: 1.3}
+"""Kernels, of ours or of others, that sum up to this many times the best estimate are not tried as
+a whole. Alone each of ours may have to bring into order what lies in order beside the others."""
 
 _CONTRARY = 1.05
 """Kernels that sum up to this many times the best estimate are taken only on settled evidence."""
@@ -176,7 +177,11 @@ def _choose(
     key = "best of " + digest(word for choice in choices for word in _words(scene.layers, choice))
     bound: dict[int, PlanProgram] = {}
     rivals = [str(number) for number in range(len(choices))]
-    whole = sat(ledger, leisure, key, rivals, lambda: _hold(scene, choices, bound, pool))
+    hold = lambda: _hold(scene, choices, bound, pool)
+    known = sat(ledger, leisure, key, rivals, hold)
+    whole = _confirmed(known, choices, hold)
+    if whole is not known:
+        ledger.put(key, whole.to_entry())
     best = _best(whole, choices)
     if best not in bound:
         bound.clear()
@@ -193,7 +198,7 @@ def _assignments(
     choices = [assign(scene, even, conversion, switch)]
     for ours in (True, False):
         choice = assign(scene, _where_possible(even, ours), conversion, switch)
-        if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
+        if choice not in choices and _seconds(choice) < _HOPELESS[ours] * _seconds(choices[0]):
             choices.append(choice)
     return [_as_timed(choice, timings) for choice in choices]
 
@@ -237,11 +242,27 @@ def _best(whole: Evidence, choices: Sequence[Choice]) -> int:
     A restless moment is not believed, nor any one moment where the layers' own times say the
     contrary.
     """
-    best = int(whole.leader)
-    if whole.seconds["0"] <= (1 + SAME) * whole.seconds[whole.leader]:
+    if not _is_ahead(whole):
         return 0
-    contrary = _seconds(choices[best]) > _CONTRARY * _seconds(choices[0])
-    return best if whole.settled or (whole.calm and not contrary) else 0
+    believed = whole.settled or (whole.calm and not _is_contrary(whole, choices))
+    return int(whole.leader) if believed else 0
+
+
+def _confirmed(whole: Evidence, choices: Sequence[Choice], hold: Callable[[], Sitting]) -> Evidence:
+    """The evidence after another sitting, if a calm one says the contrary of the layers' times."""
+    doubtful = whole.calm and not whole.settled and _is_contrary(whole, choices)
+    return whole.with_sitting(hold()) if doubtful else whole
+
+
+def _is_ahead(whole: Evidence) -> bool:
+    """Whether another assignment than the first is clearly faster."""
+    return whole.seconds["0"] > (1 + SAME) * whole.seconds[whole.leader]
+
+
+def _is_contrary(whole: Evidence, choices: Sequence[Choice]) -> bool:
+    """Whether an assignment is ahead whose layers alone take longer."""
+    leading = _seconds(choices[int(whole.leader)])
+    return _is_ahead(whole) and leading > _CONTRARY * _seconds(choices[0])
 
 
 def _where_possible(timings: Timings, ours: bool) -> Timings:

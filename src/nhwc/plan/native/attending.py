@@ -144,11 +144,15 @@ class _Sizes:
     def of(cls, shapes: Sequence[tuple[int, ...]], asked: _Asked) -> _Sizes | None:
         """None where they do not fit together."""
         queries, keys, values, *masks = shapes
+        if min(map(len, (queries, keys, values))) < 2:
+            return None
         *before, tokens, depth = queries
         batch, outputs = tuple(before), values[-1]
         count = keys[-1] if asked.turned else keys[-2]
         wanted = (depth, count) if asked.turned else (count, depth)
-        if not batch or keys[-2:] != wanted or values[-2:-1] != (count,):
+        if keys[-2:] != wanted or values[-2:-1] != (count,):
+            return None
+        if not batch and asked.windows is not None:
             return None
         of_keys, of_values = (_shares(one[:-2], batch, asked.grouped) for one in (keys, values))
         if of_keys is None or of_values is None:
@@ -173,7 +177,7 @@ def _shares(given: tuple[int, ...], same: tuple[int, ...], grouped: bool) -> int
     """How many heads of queries each head has to itself; None if they do not fit together."""
     if len(given) != len(same):
         return None
-    if grouped and given[:-1] == same[:-1] and same[-1] % given[-1] == 0:
+    if grouped and given and given[:-1] == same[:-1] and same[-1] % given[-1] == 0:
         return same[-1] // given[-1]
     return 1 if all(one in (1, other) for one, other in zip(given, same, strict=True)) else None
 
@@ -196,7 +200,7 @@ def _filled_up(mask: Tensor, scores: tuple[int, ...]) -> Tensor:
     mask = mask.view(*[1] * (len(scores) - mask.ndim), *mask.shape)
     mask = mask.expand(*mask.shape[:-1], scores[-1])
     if len(scores) < 4:
-        return mask.unsqueeze(1)
+        return mask.view(-1, 1, *mask.shape[-2:])
     images = mask.shape[:-3]
     # A few images' masks take turns: only the first dimensions may be those of one mask for all.
     own = next((place for place, size in enumerate(images) if size > 1), len(images))
@@ -206,8 +210,8 @@ def _filled_up(mask: Tensor, scores: tuple[int, ...]) -> Tensor:
 def _as_heads(x: Moved) -> Moved:
     """Images, heads, tokens, channels."""
     where = x.where
-    four = where.unsqueeze(1) if where.ndim == 3 else where.reshape(-1, *where.shape[-3:])
-    return Moved(x.buffer, four)
+    heads = where.shape[-3:-2] if where.ndim > 3 else (1,)
+    return Moved(x.buffer, where.reshape(-1, *heads, *where.shape[-2:]))
 
 
 def _attend(
