@@ -256,6 +256,16 @@ def test_a_whole_is_not_believed_against_its_layers_at_once(sittings, sums, take
 
 
 @pytest.mark.parametrize(
+    ("sitting", "taken"),
+    [(calm(1.0, 1.02), 1), (calm(1.02, 1.0), 1), (calm(1.0, 1.2), 0), (restless(1.0, 1.02), 0)],
+)
+def test_of_wholes_that_are_even_the_one_with_most_kernels_of_ours_is_taken(sitting, taken):
+    theirs, ours = Implementation("a", LAST, LAST), Implementation("b", LAST, LAST, emit=print)
+    choices = [{0: Timed(theirs, 1.0)}, {0: Timed(ours, 1.5)}]
+    assert nhwc.plan._best(Evidence((sitting,)), choices) == taken
+
+
+@pytest.mark.parametrize(
     ("first", "sums", "taken"),
     [
         (calm(1.0, 0.8), (1.0, 1.25), 1),  # held again at once, which agrees

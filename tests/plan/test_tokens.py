@@ -8,6 +8,7 @@ from torch import nn
 from nhwc import fuse, kernels
 from nhwc.graph.modules.layers import Fused
 from nhwc.graph.modules.mended import SpelledAttention
+from nhwc.plan.implementation import Implementation
 from nhwc.plan.native.values import Values
 from nhwc.plan.scene import scene_of
 from nhwc.plan.trials import _given
@@ -522,6 +523,20 @@ def test_products_and_numbers_of_rows(name):
     graph, program, chosen = lowered(function, *inputs)
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("moved", "rows"), [(True, (192, 5, 1, 1)), (False, (2, 16, 6, 5))])
+@torch.no_grad()
+def test_a_contiguous_image_is_taken_as_it_lies_by_those_who_take_any(moved, rows):
+    """In a trial it was brought into channels last and back, which took ten times as long."""
+    graph = fuse(nn.Sequential(nn.Softmax(3), nn.Softmax(2)))
+    record = scene_of(graph, images(IMAGE)).record
+    first, *_ = (node for node in graph.graph.nodes if node.op == "call_module")
+    values = Values(record, kernels.Builder())
+    values.take(first, moved=moved)
+    anyhow = Implementation("nhwc", None, None, emit=print, moved=moved)
+    found = values.given(first, anyhow)
+    assert (found.buffer if moved else found).shape == rows
 
 
 @torch.no_grad()

@@ -240,12 +240,20 @@ def _best(whole: Evidence, choices: Sequence[Choice]) -> int:
     """The number of the assignment to take: the first, unless another is clearly faster.
 
     A restless moment is not believed, nor any one moment where the layers' own times say the
-    contrary.
+    contrary. Of those that cannot be told apart it is the one with the fewest kernels of others:
+    each way out of a program of ours waits for threads that another program may have.
     """
-    if not _is_ahead(whole):
+    if not (whole.settled or whole.calm):
         return 0
-    believed = whole.settled or (whole.calm and not _is_contrary(whole, choices))
+    if not _is_ahead(whole):
+        return min(map(int, whole.even), key=lambda number: (_others(choices[number]), number))
+    believed = whole.settled or not _is_contrary(whole, choices)
     return int(whole.leader) if believed else 0
+
+
+def _others(choice: Choice) -> int:
+    """How many layers others' kernels compute."""
+    return sum(not timed.implementation.ours for timed in choice.values())
 
 
 def _confirmed(whole: Evidence, choices: Sequence[Choice], hold: Callable[[], Sitting]) -> Evidence:

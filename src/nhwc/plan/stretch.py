@@ -61,13 +61,14 @@ def together(
     values = Values(record, builder)
     left = Counter(node for layer, one, _ in parts for node in {*one.inputs(layer)})
     left.update(outputs)
+    of_images = {node for layer, one, _ in parts if not one.moved for node in one.inputs(layer)}
     for layer, implementation, prepare in parts:
         assert implementation.emit is not None
         read = implementation.inputs(layer)
         for node in dict.fromkeys(read):
             if node not in values:
                 inputs.append(node)
-                values.take(node)
+                values.take(node, moved=node not in of_images)
         given = [values.given(node, implementation) for node in read]
         values.put(layer.node, implementation, implementation.emit(builder, prepare(), *given))
         del given
