@@ -342,11 +342,10 @@ def gathered(choose):
     expected = cut[kept].reshape(rows, pieces * c).t()[None, :, :, None].double()
 
     def make(x, y):
-        number, each = torch.arange(rows * pieces), torch.arange(c)
+        number = torch.arange(rows * pieces)
         targets = number // pieces * y.pixel + number % pieces * c
-        begins = (kept // pieces * x.pixel + kept % pieces * c)[:, None]
-        sources = torch.where(kept[:, None] < 0, -1, begins + each)
-        return gather.gather_step(x, y, sources.reshape(-1), (targets[:, None] + each).reshape(-1))
+        sources = torch.where(kept < 0, -1, kept // pieces * x.pixel + kept % pieces * c)
+        return gather.gather_step(x, y, sources, targets, c)
 
     return StepCase([x], make, expected, units=0)
 

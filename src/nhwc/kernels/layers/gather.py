@@ -29,9 +29,6 @@ from .copies import transposed
 _CHUNK = 16
 """How many vectors of a column are turned at once by one thread."""
 
-_PIECES, _LONG = 64, 1024
-"""Fewer pieces than that are cut in two while they are longer than that."""
-
 
 class Piece(NamedTuple):
     """How many floats all pieces have, how far apart these lie in the source, and of how many
@@ -42,13 +39,14 @@ class Piece(NamedTuple):
     beside: int = 1
 
 
-def gather_step(x: View, y: View, sources: Tensor, targets: Tensor) -> Step:
-    """Copy each number of `sources` in x to that of `targets` in y.
+def gather_step(x: View, y: View, sources: Tensor, targets: Tensor, floats: int = 1) -> Step:
+    """Copy pieces of `floats` numbers from `sources` in x to `targets` in y.
 
-    Both count floats from where the view begins. A source of -1 stands for a zero.
+    Both count floats from where the view begins. A source of -1 stands for zeros.
     """
-    piece = pieces_of(sources, targets)
-    sources, targets = (one[:: piece.floats] for one in (sources, targets))
+    piece = pieces_of(sources, targets) if floats == 1 else Piece(floats)
+    begins = slice(None, None, piece.floats // floats)
+    sources, targets = sources[begins], targets[begins]
     return step(
         GATHER,
         x=x,
@@ -63,7 +61,7 @@ def gather_step(x: View, y: View, sources: Tensor, targets: Tensor) -> Step:
 
 
 def pieces_of(sources: Tensor, targets: Tensor) -> Piece:
-    """The largest pieces in which all numbers can be copied.
+    """The largest pieces in which all these numbers can be copied.
 
     >>> import torch
     >>> pieces_of(torch.tensor([0, 1, 4, 5]), torch.arange(4))
@@ -77,25 +75,17 @@ def pieces_of(sources: Tensor, targets: Tensor) -> Piece:
     first = int(pairs.argmax()) if len(pairs) else 0
     apart = max(int(steps[first]), 0) if len(pairs) and pairs[first] else 1
     alike = np.where(pairs, steps == apart, ~(lies[1:] | lies[:-1]))
-    floats = _runs(alike & (np.diff(target) == 1))
+    floats = runs_of(alike & (np.diff(target) == 1))
     if floats == 1:
         return Piece(1)
-    if apart == 1 or not lies.all():
-        return Piece(_shared_out(floats, len(source)) if apart < 2 else floats, apart)
-    return Piece(floats, apart, _runs(np.diff(source[::floats]) == 1))
+    beside = runs_of(np.diff(source[::floats]) == 1) if lies.all() else 1
+    return Piece(floats, apart, beside)
 
 
-def _shared_out(floats: int, count: int) -> int:
-    """`floats`, or less where these would be too few pieces for the threads."""
-    while floats % 2 == 0 and count // floats < _PIECES and floats > _LONG:
-        floats //= 2
-    return floats
-
-
-def _runs(together: np.ndarray) -> int:
-    """The most that all runs can have whose neighbours are together."""
-    breaks = np.flatnonzero(~together) + 1
-    return int(np.gcd.reduce([len(together) + 1, *breaks[:1], *np.diff(breaks)]))
+def runs_of(together: np.ndarray) -> int:
+    """The most numbers that all runs can have whose neighbours are `together`."""
+    ends = np.append(np.flatnonzero(~together), len(together)) + 1
+    return int(np.gcd.reduce(ends))
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..layers.gather import gather_step
+from ..layers.gather import gather_step, runs_of
 from ..tape.steps import Step, View
 from .builder import Buffer, Builder, Shape, four
 
@@ -242,17 +242,19 @@ def _buffers_joined(builder: Builder, parts: Sequence[Moved], dim: int) -> Moved
 
 def place(builder: Builder, x: Moved, into: Moved) -> None:
     """Copy the numbers of `x` to where `into` has them."""
+    floats = math.gcd(_piece(x), _piece(into))
+    pieces = [one.where.reshape(-1, floats)[:, 0] for one in (x, into)]
 
     def make(source: View, target: View) -> Step:
-        places = offsets(source, x.where), offsets(target, into.where)
-        return gather_step(source, target, *places)
+        sources, targets = offsets(source, pieces[0]), offsets(target, pieces[1])
+        return gather_step(source, target, sources, targets, floats)
 
     builder.add(make, x.buffer, into.buffer)
 
 
 def offsets(view: View, places: Tensor) -> Tensor:
     """The floats from the begin of a view to `places` in it, which may have gaps between pixels."""
-    places, width = places.reshape(-1).long(), view.shape[1]
+    places, width = places.long(), view.shape[1]
     if view.dense:
         return places
     found = places // width * view.pixel + places % width
@@ -298,6 +300,14 @@ def _counts_each(order: Tensor) -> bool:
         return False
     seen[order.reshape(-1).long()] = True
     return bool(seen.all())
+
+
+def _piece(x: Moved) -> int:
+    """The most floats that all pieces can have whose floats lie side by side within a pixel."""
+    where = x.where.reshape(-1).numpy()
+    both_lie = (where[1:] == where[:-1] + 1) & (where[1:] % x.buffer.shape[1] != 0)
+    together = both_lie | ((where[1:] < 0) & (where[:-1] < 0))
+    return runs_of(together)
 
 
 def _image_places(shape: Sequence[int]) -> Tensor:
