@@ -525,18 +525,17 @@ def test_products_and_numbers_of_rows(name):
     torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("moved", "rows"), [(True, (192, 5, 1, 1)), (False, (2, 16, 6, 5))])
+@pytest.mark.parametrize(("stays", "rows"), [(True, (192, 5, 1, 1)), (False, (2, 16, 6, 5))])
 @torch.no_grad()
-def test_a_contiguous_image_is_taken_as_it_lies_by_those_who_take_any(moved, rows):
+def test_a_contiguous_image_is_taken_as_it_lies_by_those_who_take_any(stays, rows):
     """In a trial it was brought into channels last and back, which took ten times as long."""
     graph = fuse(nn.Sequential(nn.Softmax(3), nn.Softmax(2)))
     record = scene_of(graph, images(IMAGE)).record
     first, *_ = (node for node in graph.graph.nodes if node.op == "call_module")
     values = Values(record, kernels.Builder())
-    values.take(first, moved=moved)
-    anyhow = Implementation("nhwc", None, None, emit=print, moved=moved)
-    found = values.given(first, anyhow)
-    assert (found.buffer if moved else found).shape == rows
+    values.take(first, contiguous=stays)
+    anyhow = Implementation("nhwc", None, None, emit=print, moved=True)
+    assert values.given(first, anyhow).buffer.shape == rows
 
 
 @torch.no_grad()

@@ -227,7 +227,8 @@ class _Binder:
         if one.free:
             # Outside of a program, torch's view takes the place of a note of where data lies.
             one = self.scene.called(layer, one.reads, one.writes)
-        make = lambda: alone(self.record, layer, one, self._constants(one, layer), self.pool)
+        lies = lambda node: one.reads or self._lies(node)
+        make = lambda: alone(self.record, layer, one, self._constants(one, layer), self.pool, lies)
         self._step(layer.name, self.packed.of(layer, one, make), inputs, (layer.node, None))
 
     def _is_unsure(self, layer: Layer, one: Implementation) -> bool:
@@ -256,7 +257,7 @@ class _Binder:
             for layer, one in chosen.items()
             if layer not in joined
         ]
-        run, read = together(self.record, parts, outputs, self.pool)
+        run, read = together(self.record, parts, outputs, self.pool, self._lies)
         name = f"{layers[0].name} to {layers[-1].name}"
         inputs = tuple(self.slots[node, None] for node in read)
         if len(outputs) == 1:
@@ -266,6 +267,10 @@ class _Binder:
         held = (self.slots[layers[-1].node, Format.OTHER],)
         for index, node in enumerate(outputs):
             self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
+
+    def _lies(self, node: fx.Node) -> Format | None:
+        """The layout in which a value is found, if that is known."""
+        return None if node in self.loose else written(self.choice, self.record, node)
 
     def _prepared(self, implementation: Implementation, layer: Layer) -> Any:
         return implementation.prepare(*self._constants(implementation, layer))

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from .. import kernels
+from ..formats import Format
 from .implementation import Choice, Implementation, Run
 from .recording import Record
 from .specs import Layer
 
 if TYPE_CHECKING:
     from ..kernels.programs.pool import Pool
+
+
+Lies = Callable[[fx.Node], "Format | None"]
+"""The layout in which a value comes."""
 
 
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
@@ -48,11 +53,13 @@ def together(
     parts: Sequence[tuple[Layer, Implementation, Callable[[], Any]]],
     outputs: Sequence[fx.Node],
     pool: Pool | None = None,
+    lies: Lies | None = None,
 ) -> tuple[Run, tuple[fx.Node, ...]]:
     """The layers of `parts` as one function that returns `outputs`, and the values that it reads.
 
     Each part is a layer, its implementation, and a function that has that one prepare. The function
-    returns a single output as it is, not in a tuple. Its program takes memory from `pool`.
+    returns a single output as it is, not in a tuple. Its program takes memory from `pool`. `lies`
+    tells in which layout an input comes, if not in that of the record.
     """
     from .native.values import Values
 
@@ -62,13 +69,15 @@ def together(
     left = Counter(node for layer, one, _ in parts for node in {*one.inputs(layer)})
     left.update(outputs)
     of_images = {node for layer, one, _ in parts if not one.moved for node in one.inputs(layer)}
+    lies = lies or (lambda node: record.values[node].layout)
     for layer, implementation, prepare in parts:
         assert implementation.emit is not None
         read = implementation.inputs(layer)
         for node in dict.fromkeys(read):
             if node not in values:
                 inputs.append(node)
-                values.take(node, moved=node not in of_images)
+                contiguous = node not in of_images and lies(node) is Format.CONTIGUOUS
+                values.take(node, contiguous=contiguous)
         given = [values.given(node, implementation) for node in read]
         values.put(layer.node, implementation, implementation.emit(builder, prepare(), *given))
         del given
@@ -91,6 +100,7 @@ def alone(
     implementation: Implementation,
     constants: Sequence[Any],
     pool: Pool | None = None,
+    lies: Lies | None = None,
 ) -> Run:
     """The function that computes this one layer from its inputs; a program of ours uses `pool`."""
     prepared: Any = implementation.prepare(*constants)
@@ -98,7 +108,7 @@ def alone(
         run: Run = prepared
         return run
     program, read = together(
-        record, [(layer, implementation, lambda: prepared)], [layer.node], pool
+        record, [(layer, implementation, lambda: prepared)], [layer.node], pool, lies
     )
     # `conv(x) + x` reads one value twice; a program takes it once.
     if len(read) == len(layer.inputs):

@@ -34,10 +34,10 @@ class Values:
     def __contains__(self, node: fx.Node) -> bool:
         return node in self._found
 
-    def take(self, node: fx.Node, *, moved: bool) -> None:
-        """Make the value of `node` the program's next input; `moved` if all take it as it lies."""
+    def take(self, node: fx.Node, *, contiguous: bool) -> None:
+        """Make the value of `node` the program's next input; `contiguous` if it is to stay so."""
         shape = self._record.values[node].shape
-        if self._has_rows(node, moved):
+        if self._has_rows(node, contiguous):
             self._found[node] = as_rows(self._builder.input(rows_of(shape)), shape)
         else:
             self._found[node] = self._builder.input(shape)
@@ -69,11 +69,9 @@ class Values:
         else:
             self._builder.output(settled(self._builder, value), shape, Format.CHANNELS_LAST)
 
-    def _has_rows(self, node: fx.Node, moved: bool) -> bool:
+    def _has_rows(self, node: fx.Node, contiguous: bool) -> bool:
         """Whether the last dimension of an input is that of its channels, though it has four."""
-        seen = self._record.values[node]
-        if len(seen.shape) not in _OF_BUFFERS:
-            return True
+        rank = len(self._record.values[node].shape)
         # An image of the caller's goes on to a convolution, sooner or later.
-        lies = moved and seen.layout is Format.CONTIGUOUS and node.op != "placeholder"
-        return len(seen.shape) > 3 and (lies or node in self._record.tokens)
+        rows = contiguous and node.op != "placeholder"
+        return rank not in _OF_BUFFERS or (rank > 3 and (rows or node in self._record.tokens))
