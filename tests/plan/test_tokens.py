@@ -8,6 +8,7 @@ from torch import nn
 from nhwc import fuse, kernels
 from nhwc.graph.modules.layers import Fused
 from nhwc.graph.modules.mended import SpelledAttention
+from nhwc.graph.modules.ordered import Softmax
 from nhwc.plan.implementation import Implementation
 from nhwc.plan.native.values import Values
 from nhwc.plan.scene import scene_of
@@ -240,10 +241,10 @@ def test_what_parameters_give_is_made_anew_with_the_plan():
 class Biased(Net):
     """Biases that a small network makes of positions, as those of Swin's second version."""
 
-    def __init__(self):
+    def __init__(self, last):
         super().__init__()
         torch.manual_seed(0)
-        self.table = nn.Sequential(Fused(nn.Linear(2, 8), nn.ReLU()), nn.Linear(8, 4), nn.Sigmoid())
+        self.table = nn.Sequential(Fused(nn.Linear(2, 8), nn.ReLU()), nn.Linear(8, 4), last)
         self.register_buffer("places", torch.randn(9, 2))
         self.register_buffer("index", torch.randint(0, 9, (36,)))
 
@@ -251,10 +252,12 @@ class Biased(Net):
         return (x * 2 + self.table(self.places)[self.index].t().reshape(1, 4, 6, 6)).relu()
 
 
+@pytest.mark.parametrize("last", [nn.Sigmoid().eval(), nn.Softmax(1).eval(), Softmax(1)], ids=str)
 @torch.no_grad()
-def test_what_layers_make_of_parameters_is_made_with_the_plan():
+def test_what_layers_make_of_parameters_is_made_with_the_plan(last):
     (x,) = images((2, 4, 6, 6))
-    net = Biased().eval()
+    net = Biased(last)
+    net.table[:2].eval()
     for _ in range(2):
         graph, program, chosen = lowered(net, x)
         assert chosen == ["nhwc"] * 3
