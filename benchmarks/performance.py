@@ -272,6 +272,19 @@ nhwc bench timm:mobilenetv3_small_100 timm:resnet50.a1_in1k timm:vit_base_patch1
     --suite deploy --batch 4 --seconds 1 --resume -o benchmarks/results/deploy-intel-batch-4.json
 ```"""
 
+FAMILIES = """\
+Fourteen families that the suite has no model of, batch 1; each runs as one program. ConViT and CaiT
+were measured last, when ConViT's softmax of positions was made with the plan.
+
+```
+nhwc bench timm:coat_tiny timm:davit_tiny timm:focalnet_tiny_srf timm:skresnet18 \\
+    timm:nextvit_small timm:mvitv2_tiny timm:dm_nfnet_f0 timm:hiera_tiny_224 \\
+    timm:twins_svt_small timm:xcit_nano_12_p8_224 timm:gcvit_xxtiny timm:convit_tiny \\
+    timm:cait_xxs24_224 timm:mambaout_femto --batch 1 --threads 2 --seconds 1 \\
+    --variants eager,channels_last,optimized,onnxruntime,openvino \\
+    --resume -o benchmarks/results/families.json
+```"""
+
 DEPLOY_NARROW = """\
 The same suite with AVX-512 hidden from every engine, as above. Seven models were behind or nearly
 so, and measured anew when products cut their rows into even tiles. Of EfficientViT-B1 no engine's
@@ -471,6 +484,7 @@ SECTIONS = (
         "deploy-intel-batch-4.json",
         _suite,
     ),
+    ("Families beside that suite, on an Intel", FAMILIES, "families.json", _suite),
     ("What people deploy, without AVX-512", DEPLOY_NARROW, "deploy-narrow.json", _suite),
     ("Models of other packages", GUESTS, "guests.json", _suite),
     ("Volumes", VOLUMES, "volumes.json", _suite),
