@@ -8,7 +8,7 @@ from torch import nn
 from nhwc import fuse, kernels
 from nhwc.graph.modules.layers import Fused
 from nhwc.graph.modules.mended import SpelledAttention
-from nhwc.graph.modules.ordered import Softmax
+from nhwc.graph.modules.ordered import Reduced, Repeat, Softmax
 from nhwc.plan.implementation import Implementation
 from nhwc.plan.native.values import Values
 from nhwc.plan.scene import scene_of
@@ -263,6 +263,26 @@ def test_what_layers_make_of_parameters_is_made_with_the_plan(last):
         assert chosen == ["nhwc"] * 3
         torch.testing.assert_close(program(x), graph(x))
         net.table[1].weight.neg_()
+
+
+class Averaged(Net):
+    """A mean of a parameter, repeated for all images: modules that stand for functions of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.linspace(-1, 1, 288).view(2, 4, 6, 6))
+        self.mean, self.repeat = Reduced("mean", (0,), True), Repeat()
+
+    def forward(self, x):
+        return (x * 2 + self.repeat(self.mean(self.bias), [2, 1, 1, 1])).relu()
+
+
+@torch.no_grad()
+def test_a_mean_of_parameters_is_made_with_the_plan():
+    (x,) = images((2, 4, 6, 6))
+    graph, program, chosen = lowered(Averaged(), x)
+    assert chosen == ["nhwc"] * 3
+    torch.testing.assert_close(program(x), graph(x))
 
 
 MOVED = {

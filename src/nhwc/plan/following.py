@@ -14,7 +14,7 @@ from ..graph import module_of
 from ..graph.modules.layers import Fused
 from ..graph.modules.leaves import is_leaf, opaque_by_nature
 from ..graph.modules.mended import ChannelNorm, FromTokens
-from ..graph.modules.ordered import Softmax
+from ..graph.modules.ordered import Reduced, Repeat, Softmax
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
 from ..operators.activations import MODULES
@@ -53,7 +53,8 @@ def _is_layer(node: fx.Node) -> bool:
     """Whether `node` calls a layer that computes the same for the same, as long as it has the same
     weights; with others a plan is made anew."""
     module = module_of(node)
-    if isinstance(module, Softmax):
+    if isinstance(module, (Reduced, Repeat, Softmax)):
+        # They stand for functions, and have neither weights nor a mode.
         return True
     if module is None or not isinstance(module, (nn.Linear, Fused, nn.Softmax, *MODULES)):
         return False
