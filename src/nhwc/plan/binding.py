@@ -227,8 +227,8 @@ class _Binder:
         if one.free:
             # Outside of a program, torch's view takes the place of a note of where data lies.
             one = self.scene.called(layer, one.reads, one.writes)
-        lies = lambda node: one.reads or self._lies(node)
-        make = lambda: alone(self.record, layer, one, self._constants(one, layer), self.pool, lies)
+        constants = lambda: self._constants(one, layer)
+        make = lambda: alone(self.record, layer, one, constants(), self.pool, self._lies)
         self._step(layer.name, self.packed.of(layer, one, make), inputs, (layer.node, None))
 
     def _is_unsure(self, layer: Layer, one: Implementation) -> bool:

@@ -87,6 +87,10 @@ class Record:
         value = self.values.get(node)
         return value if isinstance(value, Seen) else None
 
+    def lies_by_pixels(self, node: fx.Node) -> bool:
+        """Whether `node` returns images or volumes, and no tokens."""
+        return self.image(node) is not None and node not in self.tokens
+
     def is_given(self, node: fx.Node) -> bool:
         """Whether it is a parameter, or follows from parameters and shapes."""
         return node.op == "get_attr" or node in self.constant

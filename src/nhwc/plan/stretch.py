@@ -107,8 +107,13 @@ def alone(
     if implementation.emit is None:
         run: Run = prepared
         return run
+    reads = implementation.reads
     program, read = together(
-        record, [(layer, implementation, lambda: prepared)], [layer.node], pool, lies
+        record,
+        [(layer, implementation, lambda: prepared)],
+        [layer.node],
+        pool,
+        lies if reads is None else lambda node: reads,
     )
     # `conv(x) + x` reads one value twice; a program takes it once.
     if len(read) == len(layer.inputs):

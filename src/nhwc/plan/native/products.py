@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...formats import CHANNELS_LAST_OF
 from ...kernels.layers.batched import Lying, batched_step
 from ...kernels.layers.elementwise import pixel_step
 from ...kernels.programs.builder import Buffer, Builder
@@ -217,7 +216,7 @@ def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementatio
     whole = [way for way in ways if sizes[way.rows] == out]
     if not ways or (not whole and kind == "quotient"):
         return None
-    if len(out) in CHANNELS_LAST_OF and layer.node not in record.tokens:
+    if record.lies_by_pixels(layer.node):
         # Pixels of channels are what the next step reads.
         ways = ways[::-1]
     places = [layer.inputs.index(node) for node in nodes]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from ...formats import CHANNELS_LAST_OF, Format
+from ...formats import Format
 from ...graph import bound
 from ...kernels.layers.elementwise import multiply_step
 from ...kernels.programs.builder import Builder
@@ -49,7 +49,7 @@ def pointwise(record: Record, layer: Layer, make: Callable[..., Step]) -> Implem
     start.
     """
     shape = record.values[layer.node].shape
-    image = len(shape) in CHANNELS_LAST_OF and layer.node not in record.tokens
+    image = record.lies_by_pixels(layer.node)
     places = [layer.inputs.index(node) for node in layer.given if node in layer.inputs]
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
