@@ -1,6 +1,7 @@
 """The planner: layers and their keys, purity, layouts by cost, what is computed and dropped."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import nhwc
 from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.modules.layers import Fused
+from nhwc.graph.modules.mended import Attention, GlobalResponse
 from nhwc.operators.activations import NamedActivation
 from nhwc.passes import PASSES, run_passes
 from nhwc.plan import Unplannable, make_plan, remake_plan, scene
@@ -538,3 +540,29 @@ def test_a_key_says_all_that_speed_depends_on():
     ]  # fmt: skip
     keys = {Convolution(**(base | change)).key for change in changes}
     assert len(keys) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        (Attention, {"heads": 2}, {"heads": 4}),
+        (Attention, {"heads": 2}, {"heads": 2, "first": 1}),
+        (Attention, {"heads": 2}, {"heads": 2, "batch_first": False}),
+        (GlobalResponse, {"channels": 4}, {"channels": 4, "batched": True}),
+        (nn.AvgPool2d, {"kernel_size": 2}, {"kernel_size": 2, "ceil_mode": True}),
+        (nn.AvgPool2d, {"kernel_size": 2}, {"kernel_size": 2, "divisor_override": 3}),
+        (
+            partial(nn.Upsample, scale_factor=2, mode="bilinear"),
+            {"align_corners": False},
+            {"align_corners": True},
+        ),
+    ],
+)
+def test_operators_that_differ_in_a_setting_have_keys_of_their_own(kind, one, other, image):
+    """One that computes its first tokens alone was timed for all others of its shape."""
+    keys = set()
+    for settings in (one, other):
+        graph = traced_call(kind(**settings))
+        seen = record(graph, (torch.randn(2, 4, 24),) if kind is Attention else (image,))
+        keys |= {layer.spec.key for layer in layers_of(graph, seen)}
+    assert len(keys) == 2

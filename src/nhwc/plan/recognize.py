@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 from torch import fx, nn
@@ -174,7 +176,7 @@ def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
         (node.args, node.kwargs), lambda n: _Shown(_show(record.values.get(n, n.name)))
     )
     if node.op == "call_module":
-        name = " ".join(described(graph.get_submodule(str(node.target))).split())
+        name = _told(graph.get_submodule(str(node.target)))
     elif isinstance(node.target, str):
         name = node.target
     else:
@@ -184,6 +186,23 @@ def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
     args, kwargs = shown
     words = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
     return Layer(OperatorSpec(name, ", ".join(words), device), node, inputs)
+
+
+def _told(module: nn.Module) -> str:
+    """What a module says of itself, and those of its settings that it does not say.
+
+    >>> _told(nn.AvgPool2d(3, ceil_mode=True))
+    'AvgPool2d(kernel_size=3, stride=3, padding=0) ceil_mode=True'
+    """
+    told = " ".join(described(module).split())
+    changed = [told]
+    for name, setting in inspect.signature(type(module)).parameters.items():
+        value = vars(module).get(name, setting.default)
+        # What has no default is said always, and more than one number too.
+        plain = setting.default is not setting.empty and type(value) in (bool, int, float, str)
+        if plain and value != setting.default and not re.search(rf"\b{name}=", told):
+            changed.append(f"{name}={value!r}")
+    return " ".join(changed)
 
 
 def _show(value: Any) -> str:

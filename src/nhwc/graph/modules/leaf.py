@@ -28,6 +28,11 @@ class Leaf(nn.Module):
             return super().__call__(*args, **kwargs)
         return traced.create_proxy("call_module", path, args, kwargs)
 
+    def extra_repr(self) -> str:
+        """All that it is set to: layers that print alike are taken for the same."""
+        own = vars(self).keys() - vars(nn.Module()).keys()
+        return ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if key in own)
+
 
 def _tracer_of(inputs: Any) -> fx.Tracer | None:
     """The tracer that records what is done to any of `inputs`."""

@@ -67,9 +67,6 @@ class Cat(Leaf):
             return torch.cat(tensors, self.dim)
         return torch.cat([tensor.movedim(1, -1) for tensor in tensors], -1).movedim(-1, 1)
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
-
 
 class ChannelShuffle(Leaf):
     """Channels g*i + j become j*groups + i."""
@@ -86,9 +83,6 @@ class ChannelShuffle(Leaf):
             return last.transpose(3, 4).reshape(n, h, w, c).permute(0, 3, 1, 2)
         grouped = x.reshape(n, groups, c // groups, h, w)
         return grouped.transpose(1, 2).reshape(n, c, h, w)
-
-    def extra_repr(self) -> str:
-        return f"groups={self.groups}"
 
 
 class Interleave(Leaf):
@@ -131,9 +125,6 @@ class CircularPad(Leaf):
         padded = F.pad(rows, given, mode="circular").squeeze(1)
         volumes: Tensor = padded.unflatten(3, (-1, c))
         return volumes.permute(0, 4, 1, 2, 3)
-
-    def extra_repr(self) -> str:
-        return f"padding={self.padding}"
 
 
 class InstanceNorm(Leaf):
@@ -236,9 +227,6 @@ class GlobalResponse(Leaf):
         weight, bias = self.weight.reshape(each), self.bias.reshape(each)
         return x + torch.addcmul(bias, weight, x * size)
 
-    def extra_repr(self) -> str:
-        return f"{self.channels}, eps={self.eps}, last={self.last}, dims={self.dims}"
-
 
 class Attention(Leaf):
     """Attention of tokens whose rows hold queries, keys and values of all heads, side by side.
@@ -290,9 +278,6 @@ class SpelledAttention(Leaf):
         if masks is not None and shape is not None:
             scores = (scores.view(shape) + masks).flatten(0, 1)
         return scores.softmax(-1) @ value
-
-    def extra_repr(self) -> str:
-        return f"scale={self.scale}"
 
 
 class Pixel(Leaf):
@@ -358,6 +343,3 @@ class GridSample(Leaf):
             return torch.nan_to_num(place).clamp(0, size - 1)
         # An infinite place is none: what is taken from itself leaves NaN.
         return place.clamp(-2, size + 1) + (place - place)
-
-    def extra_repr(self) -> str:
-        return f"padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"

@@ -76,9 +76,6 @@ class Reduced(Leaf):
             return x.amax(dims, keepdim=keepdim)
         return x.amin(dims, keepdim=keepdim)
 
-    def extra_repr(self) -> str:
-        return f"{self.kind}, dims={self.dims}, keepdim={self.keepdim}"
-
 
 class Softmax(Leaf):
     """`softmax`, or its logarithm, over one dimension of images."""
@@ -97,9 +94,6 @@ class Softmax(Leaf):
 
     def _softmax(self, x: Tensor, dim: int) -> Tensor:
         return x.log_softmax(dim) if self.logarithm else x.softmax(dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, logarithm={self.logarithm}"
 
 
 class Repeat(Leaf):
