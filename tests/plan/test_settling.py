@@ -265,6 +265,15 @@ def test_of_wholes_that_are_even_the_one_with_most_kernels_of_ours_is_taken(sitt
     assert nhwc.plan._best(Evidence((sitting,)), choices) == taken
 
 
+@pytest.mark.parametrize(("seconds", "first"), [(1.01, 1), (1.0, 1), (1.1, 0)])
+def test_of_sums_that_are_even_the_one_with_most_kernels_of_ours_comes_first(seconds, first):
+    """Where the machine is restless, the first is taken."""
+    theirs, ours = Implementation("a", LAST, LAST), Implementation("b", LAST, LAST, emit=print)
+    choices = [{0: Timed(theirs, 1.0)}, {0: Timed(ours, seconds)}, {0: Timed(theirs, 1.0)}]
+    others = [one for one in choices if one is not choices[first]]
+    assert nhwc.plan._ranked(choices) == [choices[first], *others]
+
+
 @pytest.mark.parametrize(
     ("first", "sums", "taken"),
     [

@@ -183,7 +183,7 @@ def _report(plan: Plan, shapes: tuple[str, ...], part: str) -> PlanReport:
 
 
 def _wholes(plan: Plan) -> tuple[WholeTime, ...]:
-    """The assignments that were timed as whole programs; the first has the least sum."""
+    """The assignments that were timed as whole programs; the first is by single layers."""
     whole = plan.whole
     if whole is None:
         return ()

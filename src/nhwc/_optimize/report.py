@@ -103,7 +103,7 @@ class PlanReport:
     attributes that the model sets in a call and this plan does not: no call reads them. `layers_s`
     is what layers, and conversions between them, take when each is timed alone; `measured` counts
     what was timed for the first time, `renewed` what was timed again because it was not settled.
-    `wholes` are the choices that were timed as whole programs, the one of the least sum first.
+    `wholes` are the choices that were timed as whole programs, the one by single layers first.
     `fallbacks` is what is left to torch, the most costly first.
     """
 
@@ -163,7 +163,7 @@ def _as_wholes(plan: PlanReport) -> Iterator[str]:
     if taken:
         yield (
             f"Taken for its time as a whole, {taken.seconds * 1e3:.3g} ms in {taken.sittings} "
-            f"sitting{'s' * (taken.sittings > 1)}; the choice of the least sum takes "
+            f"sitting{'s' * (taken.sittings > 1)}; the choice by single layers takes "
             f"{plan.wholes[0].seconds * 1e3:.3g} ms."
         )
 

@@ -79,7 +79,8 @@ class Plan:
     """A program for given input shapes, and how it came about.
 
     `evidence` is on the layers that had a choice, `whole` on the assignments that were timed as
-    whole programs, if there were several: the first has the least sum, number `taken` was taken.
+    whole programs, if there were several: layers' own times speak for the first, number `taken` was
+    taken.
     `seconds` is what the layers and the conversions between them take, timed alone. `measured`
     counts what was timed for the first time, `renewed` what was timed again.
     """
@@ -192,7 +193,7 @@ def _choose(
 def _assignments(
     scene: Scene, measured: Measured, conversion: Callable[[Seen], float], switch: float
 ) -> list[Choice]:
-    """The assignment with the least sum first, then others that may be faster as a whole."""
+    """The assignment that the layers' own times speak for, then others that may be faster."""
     timings = without_waste(scene, measured.timings)
     even = evened(timings)
     choices = [assign(scene, even, conversion, switch)]
@@ -200,7 +201,14 @@ def _assignments(
         choice = assign(scene, _where_possible(even, ours), conversion, switch)
         if choice not in choices and _seconds(choice) < _HOPELESS[ours] * _seconds(choices[0]):
             choices.append(choice)
-    return [_as_timed(choice, timings) for choice in choices]
+    return [_as_timed(choice, timings) for choice in _ranked(choices)]
+
+
+def _ranked(choices: Sequence[Choice]) -> list[Choice]:
+    """The first of `choices` goes behind one that has as good a sum and fewer kernels of others."""
+    same = [one for one in choices if _seconds(one) <= (1 + SAME) * _seconds(choices[0])]
+    first = min(same, key=_others)
+    return [first, *(one for one in choices if one is not first)]
 
 
 def _costs(ledger: Ledger, leisure: Leisure) -> tuple[Callable[[Seen], float], float]:
