@@ -474,6 +474,8 @@ PRODUCTS = {
     "a sum of a product": (lambda x, y, z: torch.addcmul(x, y, z), ((1, 1, 48), (48,), ROWS)),
     "as large as another": (lambda x, y: -x.expand_as(y) * y, ((2, 1, 48), ROWS)),
     "turned pairs": (lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(2), (ROWS,)),
+    "a sum of branches": (lambda x: x.relu().unflatten(1, (3, 4)).sum(1), ((2, 12, 5, 3),)),
+    "a sum of half the batch": (lambda x: x.relu().unflatten(0, (2, 2)).sum(0), ((4, 4, 5, 3),)),
     "a sum of each row": (lambda x: x.sum(-1, keepdim=True) + x.sum((0, 2))[:, None], (ROWS,)),
     "a mean of the middle": (lambda x: x.mean((1, 3)) + x.sum((0, 1, 3)), ((2, 3, 4, 5, 6),)),
     "the largest of each": (lambda x: x.amax(1) * x.amax(-1).amax(1)[:, None], (ROWS,)),

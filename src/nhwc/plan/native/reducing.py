@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ...kernels.layers.elementwise import add_step
 from ...kernels.layers.normalize import row_step
 from ...kernels.layers.pooling import global_mean_step, global_sum_step, maxpool_step
 from ...kernels.programs.builder import Buffer, Builder
@@ -25,6 +26,9 @@ KINDS = ("mean", "sum", "amax")
 
 _MOST_CHANNELS = 1 << 13
 """Of a row, each lane of which sums so few that none is rounded off."""
+
+_FEW = 4
+"""Pixels, as of branches that were stacked, for which a pooling costs more than additions."""
 
 
 def reduced(
@@ -50,15 +54,32 @@ def reduced(
             rows = Moved(x.buffer, x.where.permute(*order, *gone).reshape(-1, area))
             found = _pooled_rows(builder, settled_rows(builder, rows), kind)
             return as_rows(found, out)
-        moved = x.where.permute(*order, *gone, channels).reshape(-1, area, source[channels])
-        image = settled(builder, Moved(x.buffer, moved))
-        y = builder.buffer((image.shape[0], source[channels]))
-        found = _pooled(builder, image, y, kind, lambda view: view)
+        lines = x.where.permute(*order, *gone, channels)
+        width = area * source[channels]
+        if kind == "sum" and 2 <= area <= _FEW and x.buffer.shape[1] == width:
+            wide = Moved(x.buffer, lines.reshape(-1, width))
+            found = _added(builder, settled_rows(builder, wide), area)
+        else:
+            moved = lines.reshape(-1, area, source[channels])
+            image = settled(builder, Moved(x.buffer, moved))
+            y = builder.buffer((image.shape[0], source[channels]))
+            found = _pooled(builder, image, y, kind, lambda view: view)
         back = [[*order, channels].index(dim) for dim in kept]
         where = as_rows(found, (*shape, source[channels])).where.permute(back)
         return Moved(found, where.reshape(out))
 
     return as_it_lies(record, layer, emit)
+
+
+def _added(builder: Builder, x: Buffer, count: int) -> Buffer:
+    """The sum of as many even parts of each pixel's channels."""
+    width = x.shape[1] // count
+    total, *others = (builder.slice(x, i * width, (i + 1) * width) for i in range(count))
+    for other in others:
+        y = builder.buffer((x.shape[0], width, *x.shape[2:]))
+        builder.add(add_step, total, other, y)
+        total = y
+    return total
 
 
 def _gone(dims: object, rank: int) -> list[int] | None:
