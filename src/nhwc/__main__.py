@@ -1,5 +1,6 @@
 """`python -m nhwc` and the installed `nhwc`: ready for Ctrl-C before anything large is imported."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -7,6 +8,8 @@ import sys
 
 def main() -> int:
     _open_closed_streams()
+    # Where code of the user's, or an operator, kills the process, its line is said.
+    faulthandler.enable()
     try:
         from .cli import main
 

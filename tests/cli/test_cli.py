@@ -384,6 +384,30 @@ def test_a_verdict_is_told_though_the_reader_has_gone(model_file):
     assert done.returncode == 1
 
 
+DEADLY = """
+import os
+import torch
+
+
+def deadly(x):
+    os.abort()
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return deadly(x)
+"""
+
+
+@pytest.mark.parametrize("words", [["ops", "{}:deadly"], ["audit", "{}:Net"]])
+def test_of_code_that_kills_the_process_the_line_is_said(words, tmp_path):
+    (tmp_path / "own.py").write_text(DEADLY)
+    given = [word.format(tmp_path / "own.py") for word in words]
+    done = subprocess.run([sys.executable, "-m", "nhwc", *given], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT
+    assert 'own.py", line 7 in deadly' in done.stderr
+
+
 LATE = """
 import signal, sys, os
 class Late:
