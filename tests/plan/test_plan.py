@@ -542,6 +542,13 @@ def test_a_key_says_all_that_speed_depends_on():
     assert len(keys) == len(changes)
 
 
+class OwnPool(nn.AvgPool2d):
+    """Takes other arguments than the layer that it is."""
+
+    def __init__(self, rounds_up):
+        super().__init__(2, ceil_mode=rounds_up)
+
+
 @pytest.mark.parametrize(
     ("kind", "one", "other"),
     [
@@ -551,6 +558,7 @@ def test_a_key_says_all_that_speed_depends_on():
         (GlobalResponse, {"channels": 4}, {"channels": 4, "batched": True}),
         (nn.AvgPool2d, {"kernel_size": 2}, {"kernel_size": 2, "ceil_mode": True}),
         (nn.AvgPool2d, {"kernel_size": 2}, {"kernel_size": 2, "divisor_override": 3}),
+        (OwnPool, {"rounds_up": False}, {"rounds_up": True}),
         (
             partial(nn.Upsample, scale_factor=2, mode="bilinear"),
             {"align_corners": False},

@@ -79,8 +79,7 @@ class Plan:
     """A program for given input shapes, and how it came about.
 
     `evidence` is on the layers that had a choice, `whole` on the assignments that were timed as
-    whole programs, if there were several: layers' own times speak for the first, number `taken` was
-    taken.
+    whole programs, if there were several: the first is by single layers, number `taken` was taken.
     `seconds` is what the layers and the conversions between them take, timed alone. `measured`
     counts what was timed for the first time, `renewed` what was timed again.
     """

@@ -22,7 +22,7 @@ from ..graph.modules.folded import (
     SummedConv2d,
 )
 from ..graph.modules.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
-from ..graph.modules.leaves import computes_as, runs_hooks
+from ..graph.modules.leaves import computes_as, definer, runs_hooks
 from ..graph.nodes.results import only_holds
 from ..operators.activations import NamedActivation, of_module
 from ..shown import described
@@ -189,14 +189,18 @@ def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
 
 
 def _told(module: nn.Module) -> str:
-    """What a module says of itself, and those of its settings that it does not say.
+    """What a module says of itself, and what a layer of torch is set to and does not say.
 
     >>> _told(nn.AvgPool2d(3, ceil_mode=True))
     'AvgPool2d(kernel_size=3, stride=3, padding=0) ceil_mode=True'
     """
     told = " ".join(described(module).split())
+    # A subclass that only inherits `forward` may take other arguments than it sets.
+    kind = definer(type(module), "forward")
+    if not kind.__module__.startswith("torch.nn."):
+        return told
     changed = [told]
-    for name, setting in inspect.signature(type(module)).parameters.items():
+    for name, setting in inspect.signature(kind).parameters.items():
         value = vars(module).get(name, setting.default)
         # What has no default is said always, and more than one number too.
         plain = setting.default is not setting.empty and type(value) in (bool, int, float, str)
