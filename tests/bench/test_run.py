@@ -46,6 +46,10 @@ def zoo(tmp_path_factory):
                 def forward(self, x):
                     return torch.randn(4)
 
+            class Strided(nn.Module):
+                def forward(self, x):
+                    return x * x.stride(1)
+
             class Raises(nn.Module):
                 def forward(self, x):
                     raise KeyError("no such thing")
@@ -132,10 +136,17 @@ def test_a_failing_model_is_a_row_that_says_why(zoo, name, message):
 
 
 def test_a_wrong_answer_is_not_timed(zoo):
-    (row,) = measure(zoo("Random"), variants=("eager",)).rows
-    (m,) = row.measurements
-    assert m.failure.startswith("wrong output: error ")
-    assert not m.turns
+    (row,) = measure(zoo("Strided"), variants=("eager", "channels_last")).rows
+    right, wrong = row.measurements
+    assert right.turns
+    assert wrong.failure.startswith("wrong output: error ")
+    assert not wrong.turns
+
+
+def test_a_model_whose_answers_are_chance_has_no_rivals(zoo):
+    (row,) = measure(zoo("Random"), variants=("eager", "jit")).rows
+    assert "eager's own answer is " in row.failure
+    assert not row.measurements
 
 
 def test_an_engine_that_dies_takes_nobody_along(zoo):
@@ -190,12 +201,14 @@ def test_training_steps(zoo):
     assert all(m.error < 1e-3 for m in row.measured)
 
 
-def test_a_step_that_is_mostly_rounding_has_no_rivals(monkeypatch):
+@pytest.mark.parametrize(
+    ("train", "remedy"), [(True, "step .*Give more images"), (False, "answer .*trained weights")]
+)
+def test_what_is_mostly_rounding_has_no_rivals(train, remedy, monkeypatch):
     monkeypatch.setattr("nhwc._bench.truth.ROUGH", 0.0)
-    with pytest.raises(nhwc.InputError, match=r"off its float64 run.* Give more images"):
-        find_truth(
-            nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), [torch.randn(2, 3, 2, 2)], train=True
-        )
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(nhwc.InputError, match=rf"off its float64 run: no {remedy}"):
+        find_truth(net, [torch.randn(2, 3, 2, 2)], train=train)
 
 
 def test_mixed_precision(zoo):

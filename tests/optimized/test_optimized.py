@@ -1,6 +1,7 @@
 """What optimize returns: it answers with the weights it has now, alike whatever won, on its own."""
 
 import copy
+import dataclasses
 import io
 import math
 import pickle
@@ -267,6 +268,7 @@ def test_other_modules_and_hooks_take_the_graph(change, image):
         assert not runs_program(fast, image)
 
 
+@pytest.mark.filterwarnings("ignore:the plan for .* is dropped")
 @pytest.mark.parametrize("change", [*PARTS, own_helper])
 @torch.no_grad()
 def test_a_plan_made_after_such_a_change_answers_with_it(change, image):
@@ -413,6 +415,22 @@ def test_the_result_is_the_same_kind_of_thing(winner, image):
             close(torch.fx.symbolic_trace(fast)(image), expected)
             close(torch.compile(fast, backend="eager")(image), expected)
         assert runs_program(fast, image) == (winner == "plan")
+
+
+def test_a_plan_that_cannot_be_made_here_is_dropped_with_its_reason(image):
+    fast = won_by("plan", residual(), image)
+    twin = copy.deepcopy(fast)
+    for signature, recipe in twin._recipes.items():
+        (_, kernel), *rest = recipe.kernels
+        kernels = (("as another version tells of this layer", kernel), *rest)
+        twin._recipes[signature] = dataclasses.replace(recipe, kernels=kernels)
+    said = r"for 2x3x20x18 float32 is dropped, .*: its layers are not .*\. Optimize the model again"
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=said):
+            close(twin(image), fast(image))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            close(twin(image), fast(image))
 
 
 def test_a_copy_of_what_was_compiled_in_place_is_on_its_own(winner, image):
@@ -701,7 +719,8 @@ def test_a_weight_of_another_shape_is_noticed():
     shift.data = shift.data.view(8, 1, 1)
     with fast.unplanned():
         expected = fast(image)
-    close(fast(image), expected)
+    with pytest.warns(UserWarning, match="the plan for .* is dropped"):
+        close(fast(image), expected)
 
 
 def test_a_call_that_wants_gradients_is_told_so_where_it_is(image):

@@ -394,6 +394,16 @@ def test_statistics_near_those_of_a_run_keep_numbers_in_bounds():
     assert not any(module._forward_pre_hooks for module in net.modules())
 
 
+@torch.no_grad()
+def test_a_channel_that_hardly_varies_is_not_blown_up():
+    image = torch.randn(1, 8, 8, 8)
+    image[:, 3] = 2 + 1e-5 * image[:, 3]
+    net = nn.Sequential(nn.BatchNorm2d(8)).eval()
+    answer = randomize_batchnorm_(net, inputs=[image])(image)
+    assert answer[:, 3].std() < 1e-3 * answer[:, 2].std()
+    torch.testing.assert_close(answer, net.double()(image.double()).float())
+
+
 def test_a_channel_of_one_number_has_no_statistics():
     net = randomize_batchnorm_(
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8)).eval(),

@@ -71,10 +71,15 @@ def find_truth(
     if exact is None:
         return Truth(own, ROUGH if amp else 1e-3)
     eager = Truth(exact, 0.0).error_of(list(own))
-    if train and eager > ROUGH:
+    if eager > ROUGH:
+        what, remedy = (
+            ("step", "Give more images, or larger ones (--batch, --input).")
+            if train
+            else ("answer", "Give trained weights (--weights), or take out what draws numbers.")
+        )
         raise InputError(
-            f"eager's own step is {eager:.1e} off its float64 run: no step can be told right or "
-            "wrong. Give more images, or larger ones (--batch, --input)."
+            f"eager's own {what} is {eager:.1e} off its float64 run: no {what} can be told right "
+            f"or wrong. {remedy}"
         )
     return Truth(exact, ROUGH if amp else min(ROUGH, max(1e-5, FACTOR * eager)))
 

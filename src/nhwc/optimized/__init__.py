@@ -23,7 +23,7 @@ from ..graph.nodes.flat import leaves_of
 from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
 from ..models.places import by_place
-from ..plan import UnknownKernel, Unplannable, remake_plan
+from ..plan import Unplannable, remake_plan
 from ..plan.gpu.graphs import on_device
 from ..shown import shown
 from ..verify.decided import Picking
@@ -182,10 +182,14 @@ class Optimized(nn.Module):
                         graph = recipe.graph or self.portable
                         program = remake_plan(graph, inputs, recipe.kernels, self._pool)
                         self._programs[key] = on_device(program, inputs)
-                except UnknownKernel as error:
+                except Unplannable as error:
                     del self._recipes[key]
-                    warnings.warn(f"{error} Until then the graph runs.", stacklevel=5)
-                except (Unplannable, RuntimeError, TypeError, ValueError, MemoryError) as error:
+                    warnings.warn(
+                        f"the plan for {', '.join(recipe.inputs)} is dropped, and the graph runs: "
+                        f"{error}. Optimize the model again.",
+                        stacklevel=5,
+                    )
+                except (RuntimeError, TypeError, ValueError, MemoryError) as error:
                     # Weights of another type or device, say: the graph answers rightly. Memory
                     # may be there again at the next call.
                     if not is_out_of_memory(error):

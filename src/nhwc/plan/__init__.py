@@ -314,12 +314,12 @@ def remake_plan(
 ) -> PlanProgram:
     """The program that `kernels` describe, with the weights that `graph` has now.
 
-    Raises UnknownKernel for one that is not here.
+    Raises Unplannable where `graph` has other layers, or a kernel is not here.
     """
     with torch.no_grad(), beside(tensors_of(inputs)):
         scene = scene_of(graph, inputs)
         if [layer.spec.key for layer in scene.layers] != [key for key, _ in kernels]:
-            raise Unplannable("the graph is not the one that was planned")
+            raise Unplannable("its layers are not those that were planned")
         chosen = zip(scene.layers, kernels, strict=True)
         choice = {layer.node: Timed(scene.find(layer, name), 0.0) for layer, (_, name) in chosen}
         return bind(scene, choice, pool=pool)

@@ -96,7 +96,7 @@ class Scene:
             return self.called(layer, reads, writes)
         raise UnknownKernel(
             f"{layer.name} has no kernel {wanted.name!r} from {wanted.reads} to {wanted.writes} "
-            "here: another version of nhwc chose it, or another machine. Optimize the model again."
+            "here: another version of nhwc chose it, or another machine"
         )
 
     def constants(self, layer: Layer) -> tuple[Any, ...]:

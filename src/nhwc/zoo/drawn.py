@@ -55,7 +55,9 @@ def _bring_near(model: nn.Module, inputs: Sequence[Any]) -> None:
         x = given[0].transpose(0, 1).flatten(1).float()
         if x.shape[1] > 1:
             variance, mean = torch.var_mean(x, 1, correction=0)
-            spread = torch.where(variance > 0, variance, 1.0)
+            # A channel that hardly varies in one run, divided by so little, would be all rounding.
+            spread = torch.maximum(variance, (variance + mean.square()).mean())
+            spread = torch.where(spread > 0, spread, 1.0)
             norm.running_mean.mul_(spread.sqrt()).add_(mean)
             norm.running_var.mul_(spread)
 
