@@ -488,7 +488,7 @@ def test_a_plan_made_again_has_the_graphs_new_weights(ledger):
     new = remake_plan(graph, (x,), plan.kernels)(x)
     torch.testing.assert_close(new, graph(x))
     assert not torch.allclose(new, old)
-    with pytest.raises(Unplannable, match="not the one that was planned"):
+    with pytest.raises(Unplannable, match="not those that were planned"):
         remake_plan(graph, (torch.randn(1, 4, 9, 9),), plan.kernels)
 
 

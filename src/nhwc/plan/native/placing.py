@@ -15,6 +15,7 @@ from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.programs.builder import Buffer, Builder, four
 from ..implementation import Implementation
 from ..padding import pad_arguments
+from ..recording import Record
 from ..specs import nodes_in
 from .calls import OperatorCall, computing, noting
 from .pixels import (
@@ -51,11 +52,9 @@ def cat(call: OperatorCall) -> Implementation | None:
 
 def split(call: OperatorCall) -> Implementation | None:
     """`chunk` and `split` along the channels: slices, which cost nothing."""
-    given = bound(call.node, ("input", "parts", "dim"))
-    found = call.record.values[call.node]
-    if given.get("dim", 0) != 1 or not isinstance(found, tuple) or len(found[0].shape) == 3:
+    if not _splits_channels(call.record, call.node):
         return None
-    sizes = [seen.shape[1] for seen in found]
+    sizes = [seen.shape[1] for seen in call.record.values[call.node]]
 
     def emit(builder: Builder, constants: None, x: Buffer) -> tuple[Buffer, ...]:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
@@ -65,11 +64,17 @@ def split(call: OperatorCall) -> Implementation | None:
     return noting(emit)
 
 
+def _splits_channels(record: Record, node: fx.Node) -> bool:
+    given = bound(node, ("input", "parts", "dim"))
+    found = record.values[node]
+    return given.get("dim", 0) == 1 and isinstance(found, tuple) and len(found[0].shape) != 3
+
+
 def item(call: OperatorCall) -> Implementation | None:
-    """One of several results, or a slice of a tensor."""
-    index = call.node.args[1]
-    if isinstance(call.record.values[call.layer.inputs[0]], tuple):
-        if not isinstance(index, int):
+    """One of several results of a split along the channels, or a slice of a tensor."""
+    index, source = call.node.args[1], call.layer.inputs[0]
+    if isinstance(call.record.values[source], tuple):
+        if not isinstance(index, int) or not _splits_channels(call.record, source):
             return None
         return noting(lambda builder, constants, parts: parts[index])
     shape = call.seen(0).shape
