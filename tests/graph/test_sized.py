@@ -259,7 +259,7 @@ class Drawing(nn.Module):
 
 def test_a_model_that_no_size_opens_is_told_what_stops_it_there():
     [part] = force(Drawing().eval(), image()).report.opaque
-    assert "branches on data" in part.reason
+    assert "branches on a size" in part.reason
     assert "; with sizes known, it seeds torch's random numbers, or draws" in part.reason
 
 

@@ -230,7 +230,9 @@ class Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         known = self.ranks.number(obj.node)
-        return self.refuse("it branches on data") if known is None else bool(known)
+        if known is None:
+            self.refuse(f"it branches on {'a size or a type' if is_size(obj) else 'data'}")
+        return bool(known)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         count = self.ranks.sizes(obj.node)
