@@ -625,7 +625,7 @@ def _split_heads(x):
 
 @torch.no_grad()
 def test_parts_of_heads_are_handed_on_without_a_copy():
-    """Each part was to be brought into channels last, which no tuple can be: a second forbade it."""
+    """Each was to be brought into channels last, which no tuple can be: a second forbade it."""
     (x,) = images(ROWS)
     graph, program, kernels_of = lowered(_split_heads, x)
     assert all(kernel.startswith("nhwc") for kernel in kernels_of), kernels_of
