@@ -266,6 +266,40 @@ def test_what_layers_make_of_parameters_is_made_with_the_plan(last):
         net.table[1].weight.neg_()
 
 
+class Placed(Net):
+    """Positions that are looked up by numbers in a buffer, as those of CLIP, and normed."""
+
+    def __init__(self, max_norm=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.places = nn.Embedding(12, 8, max_norm=max_norm)
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("numbers", torch.arange(12).flip(0)[None])
+
+    def forward(self, x):
+        return x * 2 + self.norm(self.places(self.numbers[:, :10]))
+
+
+@torch.no_grad()
+def test_places_that_a_buffer_numbers_are_looked_up_with_the_plan():
+    (x,) = images((2, 10, 8))
+    net = Placed().eval()
+    for _ in range(2):
+        graph, program, chosen = lowered(net, x)
+        assert chosen == ["nhwc"] * 2
+        torch.testing.assert_close(program(x), graph(x))
+        net.places.weight.neg_()
+        net.norm.bias.add_(1)
+
+
+@torch.no_grad()
+def test_a_table_that_its_own_look_up_changes_is_looked_up_in_every_call():
+    (x,) = images((2, 10, 8))
+    graph, program, chosen = lowered(Placed(max_norm=1.0).eval(), x)
+    assert "torch" in chosen
+    torch.testing.assert_close(program(x), graph(x))
+
+
 class Averaged(Net):
     """A mean of a parameter, repeated for all images: modules that stand for functions of torch."""
 

@@ -27,6 +27,8 @@ _OF_MATRICES = {
 _EXCHANGES = {
     *("transpose", "swapaxes", "swapdims", torch.transpose, torch.swapaxes, torch.swapdims),
 }
+_STEADY = (Fused, nn.Embedding, nn.LayerNorm, nn.Linear, nn.RMSNorm, nn.Softmax)
+"""Layers that are often given parameters alone, or numbers of positions."""
 _OF_IMAGES = {
     f"torch.nn.modules.{name}"
     for name in ("conv", "batchnorm", "instancenorm", "pooling", "upsampling", "pixelshuffle")
@@ -36,7 +38,8 @@ _OF_IMAGES = {
 def note_constants(graph: fx.GraphModule, record: Record) -> None:
     """Note what depends on parameters and shapes alone, unless somebody may write into it.
 
-    Layers of torch's are among it: Swin's second version computes its biases of positions so.
+    Layers of torch's are among it: Swin's second version computes its biases of positions so, and
+    CLIP looks up those of all its patches.
     """
     changing = exposed(graph.graph) | memory_of(*(target for _, target in record.writes))
     for node in graph.graph.nodes:
@@ -56,7 +59,9 @@ def _is_layer(node: fx.Node) -> bool:
     if isinstance(module, (Reduced, Repeat, Softmax)):
         # They stand for functions, and have neither weights nor a mode.
         return True
-    if module is None or not isinstance(module, (nn.Linear, Fused, nn.Softmax, *MODULES)):
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return False  # It writes into its weights.
+    if not isinstance(module, (*_STEADY, *MODULES)):
         return False
     return not module.training and is_leaf(module) and opaque_by_nature(module) is None
 
