@@ -61,7 +61,7 @@ def _is_layer(node: fx.Node) -> bool:
         return True
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return False  # It writes into its weights.
-    if not isinstance(module, (*_STEADY, *MODULES)):
+    if module is None or not isinstance(module, (*_STEADY, *MODULES)):
         return False
     return not module.training and is_leaf(module) and opaque_by_nature(module) is None
 
