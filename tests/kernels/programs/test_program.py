@@ -118,6 +118,25 @@ def test_a_program_computes_its_steps(isa, format):
     assert names(program) == ["input", "sum", "sum", "depthwise3s1t7", "global_mean", "linear"]
 
 
+@pytest.mark.parametrize(
+    "shape", [(2, 21, 9, 37), (1, 5, 3, 16), (1, 40, 7, 33), (3, 2, 1, 3), (1, 64, 19, 31)], ids=str
+)
+@pytest.mark.parametrize("lies", ["contiguous", "channels_last", "every second"])
+def test_an_image_comes_in_and_goes_out_in_planes(isa, shape, lies):
+    x = torch.randn(shape)
+    if lies == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif lies == "every second":
+        x = torch.randn(*shape[:3], 2 * shape[3])[..., ::2]
+    builder = Builder()
+    y = builder.buffer(shape)
+    builder.add(elementwise.copy_step, builder.input(shape), y)
+    builder.output(y, format=Format.CONTIGUOUS)
+    (result,) = builder.build()(x)
+    assert result.is_contiguous()
+    assert torch.equal(result, x)
+
+
 def test_strided_inputs_and_fresh_outputs():
     program, reference = mixed()
     base = torch.randn(2, 20, 9, 14)

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from ..language.compiler import Args, Kernel
+from ..language.loops import each_vector
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 from ..tape.steps import Argument, Step, View, step
 
 INPUT_ARGUMENTS = ("x", "pixels", "x_n", "x_c", "x_h", "x_w")
 """The first fields of the kernel that brings an input in; a program sets them for every call."""
+_CHUNK = 16
+"""How many vectors of pixels of a channel are written one after the other, to fill whole lines."""
 PLANES = "planes"
 """The field of a kernel that itself reads `x` as N, C, H, W where a program sets this to 1."""
 
@@ -65,9 +68,27 @@ def _emit_input(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
                 for number, vector in enumerate(in_turns(e, colours)):
                     e.store(vector, target + (column * 3 + number * e.width))
             done.value = whole
+        with e.when(~planes & (a.c > 2) & (a.x_w == 1) & (a.w >= e.width)):
+            _emit_turned_in(e, a, source, target)
+            done.value = a.w
         with e.range(done.value, a.w) as column, e.range(0, a.c) as c:
             value = e.read(source + (column * a.x_w + c * a.x_c))
             e.write(value, target + (column * a.y_pixel + c))
+
+
+def _emit_turned_in(e: Emitter, a: Args, source: Value, target: Value) -> None:
+    """A row of an image whose planes lie apart, in blocks of pixels; the last two may overlap."""
+    with e.range(0, a.w, e.width) as column:
+        first = e.min(column, a.w - e.width)
+
+        def channels(c: Value, mask: Value | None) -> None:
+            # What a narrow block has too many of is read again, and left out by the mask.
+            planes = [e.min(c + i, a.c - 1) * a.x_c for i in range(e.width)]
+            rows = [e.load(source + (plane + first)) for plane in planes]
+            for i, pixel in enumerate(transposed(e, rows)):
+                e.store(pixel, target + ((first + i) * a.y_pixel + c), mask)
+
+        each_vector(e, 0, a.c, channels)
 
 
 def in_turns(e: Emitter, vectors: Sequence[Value]) -> list[Value]:
@@ -108,13 +129,30 @@ def transposed(e: Emitter, rows: list[Value]) -> list[Value]:
 
 
 def _emit_nchw(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.c, thread, threads)
-    with e.range(begin, end) as plane:
-        image, c = plane // a.c, plane % a.c
-        source = a.x.floats() + (image * a.area * a.x_pixel + c)
-        target = a.y.floats() + (image * a.y_pixel + c * a.area)
-        with e.range(0, a.area) as pixel:
-            e.write(e.read(source + pixel * a.x_pixel), target + pixel)
+    """Blocks of pixels and channels are turned in registers; the last two of pixels may overlap."""
+    long = _CHUNK * e.width
+    chunks = (a.area + (long - 1)) // long
+    begin, end = e.share(a.n * chunks, thread, threads)
+    with e.range(begin, end) as unit:
+        image, first = unit // chunks, unit % chunks * long
+        last = e.min(first + long, a.area)
+        source = a.x.floats() + image * a.area * a.x_pixel
+        target = a.y.floats() + image * a.y_pixel
+
+        def channels(c: Value, mask: Value | None) -> None:
+            with e.range(first, last, e.width) as pixel:
+                at = e.min(pixel, a.area - e.width)
+                rows = [e.load(source + ((at + i) * a.x_pixel + c), mask) for i in range(e.width)]
+                for i, plane in enumerate(transposed(e, rows)):
+                    with e.when(c + i < a.c):
+                        e.store(plane, target + ((c + i) * a.area + at))
+
+        def numbers() -> None:
+            with e.range(0, a.c) as c, e.range(first, last) as pixel:
+                e.write(e.read(source + (pixel * a.x_pixel + c)), target + (c * a.area + pixel))
+
+        turns = (a.area >= e.width) & (a.c > 2)
+        e.branch(turns, lambda: each_vector(e, 0, a.c, channels), numbers)
 
 
 def _emit_interleave(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
