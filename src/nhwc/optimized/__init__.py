@@ -61,7 +61,7 @@ class Optimized(nn.Module):
     to are packed anew. Other tensors in their place (`functional_call`) run the graph the first
     time, and are packed if the next call finds them, too. While a module is replaced or of another
     class, or has a new hook or a new `forward`, calls run the graph. A plan of a graph that was
-    made for its shapes alone ends when its weights change.
+    made for its shapes alone ends when its weights change. The first call without it says so.
 
     Two kinds of change go unnoticed: a write behind torch's back (`p.data[i] = ...`, numpy's views,
     another process) that spares the 64 bytes in the middle of a weight of more than 512, or that
@@ -103,6 +103,7 @@ class Optimized(nn.Module):
         self.training = graph.training
         self._recipes = {one.recipe.signature: one.recipe for one in plans}
         self._programs = {one.recipe.signature: one.program for one in plans}
+        self._lost: dict[Hashable, str] = {}
         self._told = False
         self._kept_in_eval = False
         self._lock = threading.Lock()
@@ -168,9 +169,12 @@ class Optimized(nn.Module):
             self._resting = held
 
     def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
-        """The program of a recipe that had none, or an outdated one; None if there is no plan."""
-        key = signature(inputs)
-        if key not in self._recipes or not isinstance(self.portable, fx.GraphModule):
+        """The program of a recipe that had none, or an outdated one; None if there is no plan.
+
+        A call that has lost its plan says so, once.
+        """
+        key, known = signature(inputs), {*self._recipes, *self._lost}
+        if key not in known or not isinstance(self.portable, fx.GraphModule):
             return None
         with self._lock:
             if not self._stamp.holds() and not self._accepts():
@@ -183,18 +187,24 @@ class Optimized(nn.Module):
                         program = remake_plan(graph, inputs, recipe.kernels, self._pool)
                         self._programs[key] = on_device(program, inputs)
                 except Unplannable as error:
-                    del self._recipes[key]
-                    warnings.warn(
-                        f"the plan for {', '.join(recipe.inputs)} is dropped, and the graph runs: "
-                        f"{error}. Optimize the model again.",
-                        stacklevel=5,
-                    )
+                    self._lose(key, str(error))
                 except (RuntimeError, TypeError, ValueError, MemoryError) as error:
                     # Weights of another type or device, say: the graph answers rightly. Memory
                     # may be there again at the next call.
                     if not is_out_of_memory(error):
                         del self._recipes[key]
+            lost = self._lost.pop(key, "")
+            if lost:
+                warnings.warn(lost, stacklevel=5)
             return self._programs.get(key)
+
+    def _lose(self, key: Hashable, reason: str) -> None:
+        """Forget a recipe, which the next call that would have had it says."""
+        recipe = self._recipes.pop(key)
+        self._lost[key] = (
+            f"the plan for {', '.join(recipe.inputs)} is dropped, and the graph runs: {reason}. "
+            "Optimize the model again."
+        )
 
     def _accepts(self) -> bool:
         """Whether only weights changed, and to stay; then drop what was made from the old ones."""
@@ -215,7 +225,8 @@ class Optimized(nn.Module):
     def _forget(self) -> None:
         """Drop all that was made from the old weights; a call without the lock puts it back."""
         self._programs = {}
-        self._recipes = {key: one for key, one in self._recipes.items() if one.graph is None}
+        for key in [key for key, one in self._recipes.items() if one.graph is not None]:
+            self._lose(key, "it was made of the weights as they were, which changed")
         self.restamp()
 
     def restamp(self) -> None:
@@ -292,7 +303,7 @@ class Optimized(nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({"_lost": {}, **state})
         self._programs = {}
         self._lock = threading.Lock()
         self._share(Pool())
