@@ -173,8 +173,10 @@ class Optimized(nn.Module):
 
         A call that has lost its plan says so, once.
         """
-        key, known = signature(inputs), {*self._recipes, *self._lost}
-        if key not in known or not isinstance(self.portable, fx.GraphModule):
+        key = signature(inputs)
+        if key not in self._recipes and key not in self._lost:
+            return None
+        if not isinstance(self.portable, fx.GraphModule):
             return None
         with self._lock:
             if not self._stamp.holds() and not self._accepts():
