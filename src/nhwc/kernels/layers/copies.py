@@ -14,8 +14,8 @@ from ..tape.steps import Argument, Step, View, step
 
 INPUT_ARGUMENTS = ("x", "pixels", "x_n", "x_c", "x_h", "x_w")
 """The first fields of the kernel that brings an input in; a program sets them for every call."""
-_CHUNK = 16
-"""How many vectors of pixels of a channel are written one after the other, to fill whole lines."""
+CHUNK = 16
+"""How many vectors of a column are turned at once by one thread, which so fills whole lines."""
 PLANES = "planes"
 """The field of a kernel that itself reads `x` as N, C, H, W where a program sets this to 1."""
 
@@ -130,7 +130,7 @@ def transposed(e: Emitter, rows: list[Value]) -> list[Value]:
 
 def _emit_nchw(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     """Blocks of pixels and channels are turned in registers; the last two of pixels may overlap."""
-    long = _CHUNK * e.width
+    long = CHUNK * e.width
     chunks = (a.area + (long - 1)) // long
     begin, end = e.share(a.n * chunks, thread, threads)
     with e.range(begin, end) as unit:

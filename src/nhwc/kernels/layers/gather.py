@@ -24,10 +24,7 @@ from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..tape.steps import Step, View, held, step
-from .copies import transposed
-
-_CHUNK = 16
-"""How many vectors of a column are turned at once by one thread."""
+from .copies import CHUNK, transposed
 
 
 class Piece(NamedTuple):
@@ -138,7 +135,7 @@ def _column(e: Emitter, a: Args, source: Value, to: Value) -> None:
 
 
 def _emit_blocks(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    long = _CHUNK * e.width
+    long = CHUNK * e.width
     chunks, blocks = (a.floats + (long - 1)) // long, (a.beside + (e.width - 1)) // e.width
     begin, end = e.share(a.pieces // a.beside * blocks * chunks, thread, threads)
     with e.range(begin, end) as unit:
