@@ -98,9 +98,11 @@ def summary(suite: Benchmark) -> str:
         if files[title].exists():
             all_of_them.append(result := load_benchmark(files[title]))
             lines.append(_summed(what, title, result, result.rows))
-    met = [("torch", one.environment.torch) for one in all_of_them]
-    met += [pair for one in all_of_them for pair in peers(one).items()]
-    names = ", ".join(f"{name} {version}" for name, version in dict.fromkeys(met))
+    met: dict[str, dict[str, None]] = {}
+    for one in all_of_them:
+        for name, version in {"torch": one.environment.torch, **peers(one)}.items():
+            met.setdefault(name, {})[version] = None
+    names = ", ".join(f"{name} {' and '.join(versions)}" for name, versions in met.items())
     table = engines(suite, shown, last=False)
     return "\n".join([table, "", SUMMARY, "", *lines, "", f"With {names}."])
 

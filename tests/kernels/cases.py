@@ -41,6 +41,9 @@ ACTIVATIONS = {
     Activation.GELU_TANH: lambda v: F.gelu(v, approximate="tanh"),
     Activation.TANH: torch.tanh,
     Activation.MISH: F.mish,
+    Activation.ELU: F.elu,
+    Activation.SELU: F.selu,
+    Activation.SOFTPLUS: F.softplus,
 }
 
 channels = st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 70])

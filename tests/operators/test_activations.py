@@ -24,8 +24,12 @@ SETTINGS = {
     nn.LeakyReLU: [(0.01,), (0.3,)],
     nn.GELU: [("none",), ("tanh",)],
 }
+OTHERS = [nn.ELU(0.5), nn.CELU(2.0), nn.Softplus(2.0), nn.Softplus(1.0, 5.0), nn.GELU("other")]
+"""Settings that the table leaves to torch."""
 EVERY = [kind(*given) for kind in MODULES for given in SETTINGS.get(kind, [()])]
-ONEDNN_LACKS = {"hardsigmoid", "hardtanh", "mish", "relu", "sigmoid"}
+ONEDNN_LACKS = {
+    *("hardsigmoid", "hardtanh", "mish", "relu", "sigmoid", "elu", "selu", "softplus"),
+}
 
 
 def data():
@@ -65,6 +69,11 @@ def test_our_kernels_have_what_the_table_has_and_nothing_else():
     known = {(of_module(module).name, of_module(module).numbers) for module in EVERY}
     ours = {code_of(*one)[0] for one in known if code_of(*one)}
     assert ours == set(Code) - {Code.NONE}
+
+
+@pytest.mark.parametrize("module", OTHERS, ids=repr)
+def test_what_is_set_otherwise_is_none_of_the_table(module):
+    assert of_module(module) is None
 
 
 def test_names_of_functions():

@@ -124,6 +124,9 @@ OPERATORS = {
     "add itself": lambda x: x + x,
     "sub": lambda x: x * x - x,
     "gate": lambda x: x * x.mean((2, 3), keepdim=True),
+    "map": lambda x: x * torch.sigmoid(x[:, :1]),
+    "map first": lambda x: x[:, 3:4].relu() + x,
+    "over a map": lambda x: x / (x[:, 3:4].relu() + 1),
     "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
     "without the mean": lambda x: (x - x.mean((2, 3), keepdim=True)).relu(),
     "with the first": lambda x: (x[:1] * 2 + x).relu(),
@@ -151,6 +154,10 @@ OPERATORS = {
     "Sigmoid": nn.Sigmoid(),
     "Tanh": nn.Tanh(),
     "Mish": nn.Mish(),
+    "ELU": nn.ELU(),
+    "SELU": nn.SELU(),
+    "CELU": lambda x: torch.celu(x * 2),
+    "Softplus": lambda x: F.softplus(x * 9),
     "GELU by tanh": nn.GELU(approximate="tanh"),
     "PReLU": nn.PReLU(8, init=0.3),
     "PReLU shared": nn.PReLU(),
@@ -339,6 +346,10 @@ SIGNS = {
     "and a number": lambda x: x + 0.0,
     "difference": lambda x: x - x.relu(),
     "GELU": lambda x: F.gelu(x),
+    "ELU": nn.ELU(),
+    "SELU": nn.SELU(),
+    "CELU": lambda x: torch.celu(x * 2),
+    "Softplus": lambda x: F.softplus(x * 9),
     "GELU by tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
@@ -368,6 +379,7 @@ VOLUMES = {
     "add": lambda x: x + x * x,
     "sub": lambda x: x * x - x,
     "gate": lambda x: x * x.mean((2, 3, 4), keepdim=True),
+    "map": lambda x: x * torch.sigmoid(x[:, :1]),
     "flatten": lambda x: torch.flatten(x, 1).relu(),
     "cat": lambda x: torch.cat([x.relu(), x], 1),
     "chunk": lambda x: torch.cat([x.chunk(2, dim=1)[1], x], 1),
@@ -602,7 +614,7 @@ def test_one_pixel_gives_many_where_the_padding_is_wide():
     scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
     (layer,) = scene.layers
     ours = [one for one in scene.implementations[layer.node] if one.ours]
-    assert {one.name for one in ours} == {"nhwc pointwise"}
+    assert "nhwc pointwise" in {one.name for one in ours}
     for one in ours:
         program = bind(scene, {layer.node: Timed(one, 0.0)})
         torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-4)
@@ -716,7 +728,7 @@ def test_our_mended_modules(module):
         lambda x: torch.add(x, x, alpha=2),
         lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
         lambda x: x.double(),
-        lambda x: F.elu(x),
+        lambda x: F.elu(x, 0.5),
         lambda x: 2 / (x.abs() + 1),
         lambda x: torch.log_softmax(x, 2),
         lambda x: F.normalize(x, eps=1e-40),

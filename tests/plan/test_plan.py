@@ -141,7 +141,7 @@ def test_what_a_layer_is_called_in_the_memory(module, key, image):
     [
         nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
         nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
-        Fused(nn.Conv2d(4, 6, 3), nn.ELU()),
+        Fused(nn.Conv2d(4, 6, 3), nn.ELU(0.5)),
         nn.ConvTranspose2d(4, 6, 3),
     ],
 )

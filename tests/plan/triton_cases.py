@@ -28,7 +28,8 @@ from ..optimizing import force
 DEVICE = "cuda" if "cuda" in sys.argv else "cpu"
 LAST = torch.channels_last
 NUMBERS = {"hardtanh": (0.0, 6.0), "leaky_relu": (0.1,), "prelu": (0.2,)}
-NAMES = ("relu", "hardswish", "hardsigmoid", "sigmoid", "silu", "gelu", "gelu_tanh", "tanh", "mish")
+CURVES = ("sigmoid", "silu", "gelu", "gelu_tanh", "tanh", "mish", "elu", "selu", "softplus")
+NAMES = ("relu", "hardswish", "hardsigmoid", *CURVES)
 ACTIVATIONS = [None, *(NamedActivation(name, NUMBERS.get(name, ())) for name in (*NUMBERS, *NAMES))]
 BLOCKS = [Block(16, 32, 32, 4, 2), Block(64, 32, 32, 4, 2)]
 WAYS = {torch.float32: ["ieee"]}

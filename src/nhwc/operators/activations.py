@@ -71,6 +71,13 @@ def _approximated(how: str) -> Callable[[Any], tuple[float, ...] | None]:
     return lambda module: () if module.approximate == how else None
 
 
+def _usual(**settings: float) -> Callable[[Any], tuple[float, ...] | None]:
+    """Nothing for a module that is set so; one that is set otherwise is none of the table's."""
+    return lambda module: (
+        () if all(getattr(module, name) == usual for name, usual in settings.items()) else None
+    )
+
+
 _TABLE = (
     _Row(
         "relu",
@@ -115,6 +122,10 @@ _TABLE = (
     ),
     _Row("tanh", nn.Tanh, (torch.tanh, "tanh"), torch.tanh_, ("tanh", "")),
     _Row("mish", nn.Mish, (F.mish,), lambda x: F.mish(x, inplace=True)),
+    _Row("elu", nn.ELU, (F.elu,), lambda x: F.elu(x, inplace=True), numbers=_usual(alpha=1)),
+    _Row("elu", nn.CELU, (F.celu, torch.celu), F.elu, numbers=_usual(alpha=1)),
+    _Row("selu", nn.SELU, (F.selu, torch.selu), lambda x: F.selu(x, inplace=True)),
+    _Row("softplus", nn.Softplus, (F.softplus,), F.softplus, numbers=_usual(beta=1, threshold=20)),
 )
 
 MODULES = tuple(dict.fromkeys(row.module for row in _TABLE))

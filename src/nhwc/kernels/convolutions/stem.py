@@ -1,4 +1,4 @@
-"""The first layer: a filter over the few channels of an image, read where they lie.
+"""A filter over few channels, as the first layer's, read where they lie.
 
 So few channels make short, crooked rows for a matrix product, and to pack them costs as much as to
 multiply them. Here a thread copies the lines of the image that a few output lines see, with the
@@ -12,8 +12,8 @@ padding around them, and what is multiplied is broadcast from there:
 
 The pixels under a line of the filter follow one another in memory, `filter_line` floats, and
 neighbouring outputs see the same ones `step` floats on. That distance is known while the kernel is
-generated, so a tile of outputs needs one address. As in the micro-kernel, a tile is `rows` outputs
-by a panel of filters, whose sums stay in registers.
+generated, so a tile of outputs needs one address. As in the micro-kernel, a tile is some outputs by
+a panel of filters, whose sums stay in registers; of a narrower panel it has more outputs.
 
 An image that lies as N, C, H, W is copied as well as one that lies channels last (`planes`): three
 lines, one per colour, are interleaved in registers. So a model's input need not be converted.
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ..language import isa as isas
 from ..language.compiler import Args, Kernel
-from ..language.loops import Place, each_vector, emit_vectors
+from ..language.loops import Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.copies import PLANES, in_turns
@@ -51,17 +51,21 @@ _FIELDS = (
 )
 """`line` is the floats of a copied line, `filter_line` those under a line of the filter."""
 
-STEPS = (3, 6, 12)
-"""Floats from the window of one output to its neighbour's: three channels, stride 1, 2 or 4."""
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Floats from the window of one output to its neighbour's: few channels, stride 1, 2 or 4."""
+_CHANNELS = 16
+"""With more, packing them costs little beside multiplying them."""
 _LINES_BYTES = 64 << 10
 """How much of the nearest caches the lines of a block may take."""
+_OUTPUTS = 14
+"""The outputs of the longest tile."""
 
 
 def serves(spec: ConvSpec) -> bool:
     """Whether `spec` is such a layer, on an image wide enough for a tile."""
     plain = spec.groups == 1 and spec.dilation == (1, 1) and min(spec.padding) >= 0
-    steps = spec.c == 3 and spec.c * spec.stride[1] in STEPS
-    return plain and steps and spec.out_w >= isas.host().rows
+    few = spec.c <= _CHANNELS and spec.c * spec.stride[1] in STEPS
+    return plain and few and spec.out_w >= _OUTPUTS
 
 
 def stem_steps(
@@ -140,10 +144,10 @@ class _Outputs(NamedTuple):
 
 
 class _Panel(NamedTuple):
-    """Filters: the number of the first, and how many vectors of them."""
+    """Filters: the number of the first, and what emits each vector, the last maybe narrower."""
 
     channel: Value
-    vectors: int
+    vectors: list[Emitter]
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> None:
@@ -166,7 +170,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> N
 def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
     """Copy a line of an image with the padding beside it; zeros for one above or below."""
     image, row = line
-    source = a.x.floats() + ((image * a.h + row) * a.w) * a.x_pixel
+    skipped = ((image * a.h + row) * a.w) * a.x_pixel
+    source = a.x.floats() + skipped
     floats, pad = a.w * a.c, a.pad_w * a.c
     behind = a.line - pad - floats
 
@@ -196,15 +201,21 @@ def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
         each_vector(e, e.i64(0), a.w, put)
 
     def gather() -> None:
-        """Pixels with gaps between them: a slice of a wider image."""
+        """Pixels with gaps between them, a slice of a wider image; or planes of other channels."""
         _clear(e, to, a.line)
+        planes = a.planes != 0
+        begin = a.x.floats() + e.select(planes, (image * a.c * a.h + row) * a.w, skipped)
+        pixel, channel = (
+            e.select(planes, e.i64(1), a.x_pixel),
+            e.select(planes, a.h * a.w, e.i64(1)),
+        )
         with e.range(0, a.w) as column, e.range(0, a.c) as c:
-            value = e.read(source + (column * a.x_pixel + c))
+            value = e.read(begin + (column * pixel + c * channel))
             e.write(value, to + (pad + column * a.c + c))
 
     def inside() -> None:
-        dense = a.x_pixel == a.c
-        e.branch(a.planes != 0, colours, lambda: e.branch(dense, copy, gather))
+        coloured, dense = (a.planes != 0) & (a.c == 3), (a.planes == 0) & (a.x_pixel == a.c)
+        e.branch(coloured, colours, lambda: e.branch(dense, copy, gather))
 
     e.branch((row >= 0) & (row < a.h), inside, lambda: _clear(e, to, a.line))
 
@@ -217,50 +228,63 @@ def _clear(e: Emitter, to: Value, count: Value) -> None:
 
 def _emit_row(e: Emitter, a: Args, window: _Window, line: _Line, channel: Value) -> None:
     """Compute a line of outputs for one panel of channels."""
-    width, tile = e.isa.panel_columns, e.isa.rows
+    least = e.isa.least
+    columns = e.min(a.k - channel, e.i64(e.isa.panel_columns))
+    cases = {
+        parts: partial(_emit_tiles, e, a, window, line, channel, parts * least)
+        for parts in range(1, e.isa.panel_columns // least + 1)
+    }
+    e.switch((columns + (least - 1)) // least, cases)
+
+
+def _emit_tiles(
+    e: Emitter, a: Args, window: _Window, line: _Line, channel: Value, columns: int
+) -> None:
+    """Compute a line of outputs for so many columns of a panel."""
+    whole, rest = divmod(columns, e.width)
+    panel = _Panel(channel, [e] * whole + [e.of_width(rest)] * (rest > 0))
     # Tiles are even everywhere, so that none cuts a pooled window in two.
+    tile = min(_OUTPUTS, e.isa.rows * e.isa.vectors // len(panel.vectors)) // 2 * 2
     outputs = emit_pooled(e, a, a.out_w) * (a.pool + 1)
     with e.range(0, outputs, tile) as wanted:
         # The last tile moves left to end with the line, and computes some outputs again.
         left = e.min(wanted, outputs - tile)
         here = _Window(window.source + left * window.step, window.step)
-        first = _Outputs(line.image, line.row, left)
-        cases = {
-            vectors: partial(_emit_tile, e, a, here, first, _Panel(channel, vectors))
-            for vectors in range(1, e.isa.vectors + 1)
-        }
-        columns = e.min(a.k - channel, e.i64(width))
-        e.switch(emit_vectors(e, columns), cases)
+        _emit_tile(e, a, here, _Outputs(line.image, line.row, left), panel, tile)
 
 
-def _emit_tile(e: Emitter, a: Args, window: _Window, first: _Outputs, panel: _Panel) -> None:
+def _emit_tile(
+    e: Emitter, a: Args, window: _Window, first: _Outputs, panel: _Panel, outputs: int
+) -> None:
     """Compute neighbouring outputs for some vectors of filters, all sums in registers."""
-    columns = panel.vectors * e.width
+    columns = len(panel.vectors) * e.width
     weights = a.weights.floats() + panel.channel * a.r * a.filter_line
-    sums = [[e.variable(0.0) for _ in range(e.isa.rows)] for _ in range(panel.vectors)]
+    sums = [[own.variable(0.0) for _ in range(outputs)] for own in panel.vectors]
     for j, line in enumerate(sums):
-        bias = e.load(a.bias.floats() + (panel.channel + j * e.width))
+        bias = panel.vectors[j].load(a.bias.floats() + (panel.channel + j * e.width))
         for one in line:
             one.value = bias
     with e.range(0, a.r) as i:
         values, filters = window.source + i * a.line, weights + i * a.filter_line * columns
         with e.range(0, a.filter_line) as tap:
-            factors = [e.load(filters + (tap * columns + j * e.width)) for j in range(len(sums))]
-            for number in range(e.isa.rows):
-                value = e.broadcast(e.read(values + (tap + number * window.step)))
-                for line, factor in zip(sums, factors, strict=True):
-                    line[number].value = e.fma(value, factor, line[number].value)
-    for j, line in enumerate(sums):
+            place = filters + tap * columns
+            factors = [own.load(place + j * e.width) for j, own in enumerate(panel.vectors)]
+            for number in range(outputs):
+                value = e.read(values + (tap + number * window.step))
+                for own, line, factor in zip(panel.vectors, sums, factors, strict=True):
+                    one = line[number]
+                    one.value = own.fma(own.broadcast(value), factor, one.value)
+    for j, (own, line) in enumerate(zip(panel.vectors, sums, strict=True)):
         channel = panel.channel + j * e.width
-        totals = [one.value for one in line]
-        if j < panel.vectors - 1:
-            _finish(e, a, totals, first, Place(channel, None))
-            continue
-        e.branch(
-            channel + e.width <= a.k,
-            partial(_finish, e, a, totals, first, Place(channel, None)),
-            partial(_finish, e, a, totals, first, Place(channel, e.lanes(a.k - channel))),
-        )
+        totals = [e.shuffle(one.value, [*range(e.width)]) for one in line]
+        whole, part = (Place(channel, mask) for mask in (None, e.lanes(a.k - channel)))
+        if own.width < e.width:
+            _finish(e, a, totals, first, part)
+        elif j < len(sums) - 1:
+            _finish(e, a, totals, first, whole)
+        else:
+            fill = partial(_finish, e, a, totals, first)
+            e.branch(channel + e.width <= a.k, partial(fill, whole), partial(fill, part))
 
 
 def _finish(e: Emitter, a: Args, sums: list[Value], first: _Outputs, place: Place) -> None:

@@ -42,6 +42,9 @@ class Activation(IntEnum):
     GELU_TANH = 10
     TANH = 11
     MISH = 12
+    ELU = 13
+    SELU = 14
+    SOFTPLUS = 15
 
 
 LAST_CLAMP = Activation.AT_LEAST
@@ -221,4 +224,7 @@ _SMOOTH: tuple[tuple[Activation, Callable[[Emitter, Value], Value]], ...] = (
     (Activation.GELU_TANH, curves.gelu_tanh),
     (Activation.TANH, curves.tanh),
     (Activation.MISH, curves.mish),
+    (Activation.ELU, curves.elu),
+    (Activation.SELU, curves.selu),
+    (Activation.SOFTPLUS, curves.softplus),
 )

@@ -52,6 +52,30 @@ def mish(e: Emitter, x: Value) -> Value:
     return x * (n / (n + 2.0))
 
 
+def elu(e: Emitter, x: Value) -> Value:
+    return e.select(x < 0.0, _exp_less_one(e, x), x)
+
+
+def selu(e: Emitter, x: Value) -> Value:
+    below = _exp_less_one(e, x) * even(e, _SELU_SCALE * _SELU_ALPHA)
+    return e.select(x < 0.0, below, x * even(e, _SELU_SCALE))
+
+
+def softplus(e: Emitter, x: Value) -> Value:
+    """log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), the last by s = z / (2 + z)."""
+    z = emit_bounded_exp(e, e.min(x, -x))
+    s = z / (z + 2.0)
+    return e.max(even(e, 0.0), x) + s * polynomial(e, s * s, _LOG_OF_QUOTIENT)
+
+
+def _exp_less_one(e: Emitter, x: Value) -> Value:
+    """exp(x) - 1 for x below zero, all digits right: 2 t / (1 - t) with t = tanh(x / 2)."""
+    half = e.max(even(e, -_TANH.flat), x * 0.5)
+    above, below = _parts(e, half, _TANH)
+    t = half * above
+    return (t + t) / (below - t)
+
+
 class _Curve(NamedTuple):
     """An odd function from -1 to 1 as x * P(x * x) / Q(x * x): coefficients, the constant first.
 
@@ -179,3 +203,6 @@ _TANH = _Curve(
     9.0,
 )
 _ROOT = math.sqrt(2 / math.pi)
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+_LOG_OF_QUOTIENT = tuple(2 / (2 * power + 1) for power in range(8))
+"""log((1 + s) / (1 - s)) / s as a polynomial in s * s, for s up to 1/3."""

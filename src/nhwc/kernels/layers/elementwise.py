@@ -16,7 +16,7 @@ from ..language.vectors import Emitter
 from ..product.weights import pad_channels
 from ..tape.steps import Argument, Step, View, covers, pixelwise, sharing, step
 from .activations import Activation
-from .ending import ENDING, ending, finish
+from .ending import ENDING, add_and_put, ending, finish, put
 
 
 def activation_step(
@@ -149,13 +149,30 @@ ChangeOf = Callable[[Emitter, Args, Value], Change]
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, of: ChangeOf) -> None:
     begin, end = e.share(a.pixels, thread, threads)
-    with e.range(begin, end) as pixel:
-        source, change = a.x.floats() + pixel * a.x_pixel, of(e, a, pixel)
+    pixels, c = end - begin, a.c
+    if of is _none:
+        # What is done to each number alike is done to pixels without gaps as to one.
+        dense = (a.x_pixel == c) & (a.y_pixel == c) & ((a.residual == 0) | (a.residual_pixel == c))
+        pixels, c = e.select(dense, e.i64(1), pixels), e.select(dense, pixels * c, c)
 
-        def channels(c: Value, mask: Value | None) -> None:
-            finish(e, a, [change(e.load(source + c, mask), Place(c, mask))], pixel, Place(c, mask))
+    def each(end_with: Callable[..., None]) -> None:
+        with e.range(0, pixels) as i:
+            pixel = begin + i
+            source, change = a.x.floats() + pixel * a.x_pixel, of(e, a, pixel)
 
-        each_vector(e, 0, a.c, channels)
+            def channels(channel: Value, mask: Value | None) -> None:
+                place = Place(channel, mask)
+                end_with(e, a, [change(e.load(source + channel, mask), place)], pixel, place)
+
+            each_vector(e, 0, c, channels)
+
+    # Nothing is asked for each vector where there is nothing to ask.
+    plain = a.code == int(Activation.NONE)
+    e.branch(
+        plain & (a.residual == 0),
+        partial(each, put),
+        lambda: e.branch(plain, partial(each, add_and_put), partial(each, finish)),
+    )
 
 
 def _none(e: Emitter, a: Args, pixel: Value) -> Change:

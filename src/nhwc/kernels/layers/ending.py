@@ -40,15 +40,26 @@ def activated(
     e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place
 ) -> list[Value]:
     """The sums of neighbouring pixels, with the residual added and the activation applied."""
-    channel, mask = place
     kept = [e.variable(0.0) for _ in sums]
     for variable, value in zip(kept, sums, strict=True):
         variable.value = value
     with e.when(a.residual != 0):
-        other = a.residual.floats() + (pixel * a.residual_pixel + channel)
-        for number, variable in enumerate(kept):
-            variable.value = variable.value + e.load(other + a.residual_pixel * number, mask)
+        for variable, value in zip(kept, _added(e, a, sums, pixel, place), strict=True):
+            variable.value = value
     return emit_activations(e, [k.value for k in kept], a.code, e.float_of_bits(a.slope))
+
+
+def add_and_put(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place) -> None:
+    """Add the residual, which there is, to values of neighbouring pixels, and store them."""
+    put(e, a, _added(e, a, sums, pixel, place), pixel, place)
+
+
+def _added(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place) -> list[Value]:
+    channel, mask = place
+    other = a.residual.floats() + (pixel * a.residual_pixel + channel)
+    return [
+        value + e.load(other + a.residual_pixel * number, mask) for number, value in enumerate(sums)
+    ]
 
 
 def put(e: Emitter, a: Args, values: Sequence[Value], pixel: Value, place: Place) -> None:

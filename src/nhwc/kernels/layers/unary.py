@@ -43,13 +43,17 @@ def _emit(
     of: Callable[[Emitter, Args, Value], Value],
 ) -> None:
     begin, end = e.share(a.pixels, thread, threads)
-    with e.range(begin, end) as pixel:
+    # Pixels without gaps are as one.
+    dense = (a.x_pixel == a.c) & (a.y_pixel == a.c)
+    pixels, c = e.select(dense, e.i64(1), end - begin), e.select(dense, (end - begin) * a.c, a.c)
+    with e.range(0, pixels) as i:
+        pixel = begin + i
         source, target = a.x.floats() + pixel * a.x_pixel, a.y.floats() + pixel * a.y_pixel
 
-        def channels(c: Value, mask: Value | None) -> None:
-            e.store(of(e, a, e.load(source + c, mask)), target + c, mask)
+        def channels(channel: Value, mask: Value | None) -> None:
+            e.store(of(e, a, e.load(source + channel, mask)), target + channel, mask)
 
-        each_vector(e, 0, a.c, channels)
+        each_vector(e, 0, c, channels)
 
 
 def _clamp(e: Emitter, a: Args, value: Value) -> Value:

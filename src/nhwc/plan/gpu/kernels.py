@@ -36,7 +36,18 @@ def _activated(x, name: tl.constexpr, first, second):
         # tanh(log(1 + e)) without a logarithm; from 20 on it is 1.
         e = tl.exp(tl.where(x > 20, 20.0, x))
         x = x * (e * e + 2 * e) / (e * e + 2 * e + 2)
+    elif name == "elu":
+        x = tl.where(x < 0, _exp_less_one(x), x)
+    elif name == "selu":
+        x = 1.0507009873554805 * tl.where(x < 0, 1.6732632423543772 * _exp_less_one(x), x)
+    elif name == "softplus":
+        x = tl.where(x > 20, x, tl.log(1 + tl.exp(tl.where(x > 20, 0.0, x))))
     return x
+
+
+@triton.jit
+def _exp_less_one(x):
+    return tl.exp(x) - 1
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from ...kernels.layers.elementwise import (
     add_step,
     affine_step,
     multiply_step,
+    pixel_step,
     prelu_step,
     spread_step,
 )
@@ -21,7 +22,8 @@ from ...kernels.layers.unary import UNARY, clamp_step, unary_step
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_call, of_module
 from ..implementation import Implementation
-from .calls import OperatorCall
+from .calls import Lowered, OperatorCall
+from .products import with_number_of_row
 from .weighted import in_ours
 from .windows import Make
 
@@ -32,11 +34,11 @@ _OF_NAME = {
 """The activations of functions and methods that are given nothing but a tensor."""
 
 
-def add(call: OperatorCall) -> Implementation | None:
+def add(call: OperatorCall) -> Lowered:
     if not call.two():
         return _affine(call, sign=1)
     if call.seen(0).shape != call.seen(1).shape:
-        return _spread(call, "sum")
+        return _with_map(call, "sum") or _spread(call, "sum")
     return call.steps(add_step)
 
 
@@ -83,10 +85,13 @@ def negated_step(x: View, y: View) -> Step:
     return affine_step(x, y, -torch.ones(y.shape[1]))
 
 
-def multiply(call: OperatorCall) -> Implementation | None:
-    """Two tensors of one shape, a factor for each channel, or a number."""
+def multiply(call: OperatorCall) -> Lowered:
+    """Two tensors of one shape, a factor for each channel or for each pixel, or a number."""
     if not call.two():
         return _affine(call, power=1)
+    with_map = _with_map(call, "product")
+    if with_map:
+        return with_map
     (a, b), out = (call.seen(0).shape, call.seen(1).shape), call.out.shape
     gate = (*out[:2], *[1] * (len(out) - 2)) if len(out) > 3 else (*out[:2], 1, 1)
     # The first operand is the factor only if it has another shape than the result.
@@ -103,8 +108,28 @@ def multiply(call: OperatorCall) -> Implementation | None:
     return call.steps(make)
 
 
-def divide(call: OperatorCall) -> Implementation | None:
-    return _affine(call, power=-1)
+def divide(call: OperatorCall) -> Lowered:
+    return _with_map(call, "quotient") if call.two() else _affine(call, power=-1)
+
+
+def _with_map(call: OperatorCall, kind: str) -> Lowered:
+    """An image and one number for each of its pixels, a map of one channel.
+
+    What is shaped so may be matrices of heads as well, which are taken as they lie.
+    """
+    shapes, out = [call.seen(0).shape, call.seen(1).shape], call.out.shape
+    one = (*out[:1], 1, *out[2:])
+    if len(out) not in (4, 5) or one == out or sorted(shapes) != sorted([one, out]):
+        return None
+    first = shapes[0] == one
+    if first and kind == "quotient":
+        return None
+
+    def make(x: View, other: View, y: View) -> Step:
+        return pixel_step(*((other, x) if first else (x, other)), y, kind=kind)
+
+    rows = with_number_of_row(call.record, call.layer, kind)
+    return tuple(filter(None, (call.steps(make), rows)))
 
 
 def _affine(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Implementation | None:
