@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from nhwc.kernels.convolutions.conv import conv2d_candidates
-from nhwc.kernels.convolutions.spec import IMAGE, ConvSpec, Frames
+from nhwc.kernels.convolutions.spec import ConvSpec, Frames
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.copies import PLANES
 
@@ -51,7 +51,7 @@ def run_kernel(kernel, case, at_end):
     y = guarded(torch.zeros(case.out_shape), at_end)
     in_frames(kernel, packed, x, y, beside)
     case.check(y.reshape(case.out_shape).movedim(-1, 1), kernel.name)
-    if kernel.name == "stem" and case.spec.frames == IMAGE:
+    if kernel.name == "stem" and kernel.spec.n == case.spec.n:
         y[:] = 0.0
         in_frames(kernel, packed, guarded(case.x, at_end), y, beside, change=as_planes)
         case.check(y.reshape(case.out_shape).movedim(-1, 1), kernel.name)

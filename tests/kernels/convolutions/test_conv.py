@@ -20,7 +20,7 @@ from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
-from ..cases import Case, convolutions, in_frames
+from ..cases import Case, convolutions, frames, in_frames
 
 many = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -150,11 +150,9 @@ FEW_CHANNELS = [(1, 1), (1, 2), (2, 2), (4, 1), (6, 1), (8, 1), (12, 1), (16, 1)
 """With the stride of a layer that the kernel for first layers computes, too."""
 
 
-@many
-@given(data=st.data())
-def test_stem(isa, data):
+def of_few_channels(data, **more):
     c, stride = data.draw(st.sampled_from([(3, 1), (3, 2), (3, 4), *FEW_CHANNELS]))
-    spec = ConvSpec(
+    return ConvSpec(
         n=data.draw(st.integers(1, 3)),
         c=c,
         h=data.draw(st.integers(1, 12)),
@@ -167,13 +165,25 @@ def test_stem(isa, data):
         activation=data.draw(st.sampled_from(list(Activation))),
         slope=0.1,
         has_residual=data.draw(st.booleans()),
+        **more,
     )
-    case = Case(spec)
+
+
+@many
+@given(data=st.data())
+def test_stem(isa, data):
+    case = Case(of_few_channels(data))
     names = []
     for name, y in run_all(case):
         case.check(y, name)
         names.append(name)
     assert "stem" in names
+
+
+@many
+@given(data=st.data(), deep=frames(), threads=st.integers(1, 2))
+def test_stem_of_volumes(isa, data, deep, threads):
+    assert "stem" in in_volumes(of_few_channels(data, frames=deep), threads)
 
 
 # Shapes that reach every way of cutting the work: many blocks, few pixels, depth in parts.

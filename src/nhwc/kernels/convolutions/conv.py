@@ -110,7 +110,7 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
     pointwise = spec.frames.t == spec.r == spec.s == 1
     found = [ConvKernel("pointwise" if pointwise else "direct", True, spec)]
     image = spec.frames == IMAGE
-    if image and stem.serves(spec):
+    if stem.serves(spec):
         found.append(ConvKernel("stem", True, spec))
     if image and spec.wanted is None and grouped.serves(spec):
         found.append(ConvKernel("grouped", True, spec))

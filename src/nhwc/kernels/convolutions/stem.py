@@ -16,7 +16,8 @@ generated, so a tile of outputs needs one address. As in the micro-kernel, a til
 a panel of filters, whose sums stay in registers; of a narrower panel it has more outputs.
 
 An image that lies as N, C, H, W is copied as well as one that lies channels last (`planes`): three
-lines, one per colour, are interleaved in registers. So a model's input need not be converted.
+lines, one per colour, are interleaved in registers. So a model's input need not be converted. Of a
+volume the lines of all frames that a filter sees are copied, frame after frame.
 
 Lines are copied once for a block of output lines, and the block is as high as the nearest caches
 hold lines for; then for each panel all of its output lines are computed, since a panel of filters
@@ -46,7 +47,9 @@ from .spec import ConvSpec
 
 _FIELDS = (
     *("x", "x_pixel", PLANES, "weights", "bias", "lines"),
-    *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "filter_line", "stride_h", "pad_h", "pad_w"),
+    *("n", "c", "w", "k", "out_w", "filter_line", "pad_w"),
+    *("d", "h", "out_d", "out_h", "t", "r", "held"),
+    *("stride_d", "stride_h", "pad_d", "pad_h", "dilation_d"),
     *("blocks", "panels", "line", "lines_floats", POOL, *ENDING),
 )
 """`line` is the floats of a copied line, `filter_line` those under a line of the filter."""
@@ -79,30 +82,24 @@ def stem_steps(
     blocks = _blocks(spec, line)
     # Lines that are pooled come in pairs.
     highest = -(-spec.out_h // (2 * blocks)) * 2
+    lines = spec.frames.t * ((highest - 1) * spec.stride[0] + spec.r)
     # The last line is cleared in whole vectors, up to one beyond its end.
-    floats = ((highest - 1) * spec.stride[0] + spec.r) * line + isa.width
+    floats = lines * line + isa.width
     return (
         step(
             stem_kernel(spec.c * spec.stride[1]),
-            pieces_of(spec.n * blocks, spec.products),
+            pieces_of(spec.n * spec.frames.out_d * blocks, spec.products),
             x=x,
             x_pixel=x.pixel,
             planes=0,
             weights=packed,
             bias=after(packed, spec.depth * padded_k),
             lines=Scratch(4 * floats, per_thread=True),
+            **{name: value for name, value in spec.sides().items() if name in _FIELDS},
             n=spec.n,
-            h=spec.h,
-            w=spec.w,
             c=spec.c,
             k=spec.k,
-            out_h=spec.out_h,
-            out_w=spec.out_w,
-            r=spec.r,
             filter_line=spec.s * spec.c,
-            stride_h=spec.stride[0],
-            pad_h=spec.padding[0],
-            pad_w=spec.padding[1],
             blocks=blocks,
             panels=isa.panels(spec.k),
             line=line,
@@ -115,24 +112,35 @@ def stem_steps(
 
 def _blocks(spec: ConvSpec, line: int) -> int:
     """How many blocks of output lines an image is cut into: as many for each thread."""
-    fitting = max(1, (_LINES_BYTES // (4 * line) - spec.r) // spec.stride[0] + 1)
+    lines = _LINES_BYTES // (4 * line * spec.frames.t)
+    fitting = max(1, (lines - spec.r) // spec.stride[0] + 1)
     threads = torch.get_num_threads()
     blocks = -(-spec.out_h // fitting)
     return min(-(-blocks // threads) * threads, spec.out_h)
 
 
+class _Seen(NamedTuple):
+    """A line of the input, which may lie beyond its edges."""
+
+    image: Value
+    frame: Value
+    row: Value
+
+
 class _Line(NamedTuple):
-    """A line of an image: of the input or of the result."""
+    """A line of the result, of which each frame is an image."""
 
     image: Value
     row: Value
 
 
 class _Window(NamedTuple):
-    """An output's window begins in the copied lines at `source`, its neighbour's `step` further."""
+    """An output's window begins in the copied lines at `source`, its neighbour's `step` further,
+    and `frame` further what it sees of the next frame."""
 
     source: Value
     step: int
+    frame: Value
 
 
 class _Outputs(NamedTuple):
@@ -152,25 +160,30 @@ class _Panel(NamedTuple):
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> None:
     lines = a.lines.floats() + a.worker * a.lines_floats
-    begin, end = e.share(a.n * a.blocks, thread, threads)
+    begin, end = e.share(a.n * a.out_d * a.blocks, thread, threads)
     with e.range(begin, end) as unit:
         image, block = unit // a.blocks, unit % a.blocks
         side = a.pool + 1
         # Blocks are cut in lines of what is stored, so that none cuts a pooled window in two.
         height = emit_pooled(e, a, a.out_h)
         first, last = (n * height // a.blocks * side for n in (block, block + 1))
-        top = first * a.stride_h - a.pad_h
-        with e.range(0, (last - first - 1) * a.stride_h + a.r) as i:
-            _emit_line(e, a, _Line(image, top + i), lines + i * a.line)
+        top, front = first * a.stride_h - a.pad_h, image % a.out_d * a.stride_d - a.pad_d
+        height = (last - first - 1) * a.stride_h + a.r
+        frame = height * a.line
+        with e.range(0, a.t) as i, e.range(0, height) as j:
+            seen = _Seen(image // a.out_d, front + i * a.dilation_d, top + j)
+            _emit_line(e, a, seen, lines + (i * frame + j * a.line))
         with e.range(0, a.panels) as panel, e.range(first, last) as row:
-            window = _Window(lines + (row - first) * a.stride_h * a.line, step)
+            window = _Window(lines + (row - first) * a.stride_h * a.line, step, frame)
             _emit_row(e, a, window, _Line(image, row), panel * e.isa.panel_columns)
 
 
-def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
-    """Copy a line of an image with the padding beside it; zeros for one above or below."""
-    image, row = line
-    skipped = ((image * a.h + row) * a.w) * a.x_pixel
+def _emit_line(e: Emitter, a: Args, seen: _Seen, to: Value) -> None:
+    """Copy a line of an image with the padding beside it; zeros for one beyond the edges."""
+    image, frame, row = seen
+    nearest = e.max(0, e.min(frame, a.d - 1))
+    line, area = nearest * a.h + row, a.d * a.h * a.w
+    plane, skipped = image * a.c * area + line * a.w, (image * area + line * a.w) * a.x_pixel
     source = a.x.floats() + skipped
     floats, pad = a.w * a.c, a.pad_w * a.c
     behind = a.line - pad - floats
@@ -189,7 +202,7 @@ def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
         """Three lines, one per colour, become one."""
         _clear(e, to, pad)
         _clear(e, to + (pad + floats), behind)
-        red, area = a.x.floats() + (image * a.c * a.h + row) * a.w, a.h * a.w
+        red = a.x.floats() + plane
 
         def put(column: Value, mask: Value | None) -> None:
             lines = [e.load(red + (area * colour + column), mask) for colour in range(3)]
@@ -204,11 +217,9 @@ def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
         """Pixels with gaps between them, a slice of a wider image; or planes of other channels."""
         _clear(e, to, a.line)
         planes = a.planes != 0
-        begin = a.x.floats() + e.select(planes, (image * a.c * a.h + row) * a.w, skipped)
-        pixel, channel = (
-            e.select(planes, e.i64(1), a.x_pixel),
-            e.select(planes, a.h * a.w, e.i64(1)),
-        )
+        begin = a.x.floats() + e.select(planes, plane, skipped)
+        pixel = e.select(planes, e.i64(1), a.x_pixel)
+        channel = e.select(planes, area, e.i64(1))
         with e.range(0, a.w) as column, e.range(0, a.c) as c:
             value = e.read(begin + (column * pixel + c * channel))
             e.write(value, to + (pad + column * a.c + c))
@@ -217,7 +228,8 @@ def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
         coloured, dense = (a.planes != 0) & (a.c == 3), (a.planes == 0) & (a.x_pixel == a.c)
         e.branch(coloured, colours, lambda: e.branch(dense, copy, gather))
 
-    e.branch((row >= 0) & (row < a.h), inside, lambda: _clear(e, to, a.line))
+    there = (a.held != 0) | (nearest == frame)
+    e.branch(there & (row >= 0) & (row < a.h), inside, lambda: _clear(e, to, a.line))
 
 
 def _clear(e: Emitter, to: Value, count: Value) -> None:
@@ -249,7 +261,7 @@ def _emit_tiles(
     with e.range(0, outputs, tile) as wanted:
         # The last tile moves left to end with the line, and computes some outputs again.
         left = e.min(wanted, outputs - tile)
-        here = _Window(window.source + left * window.step, window.step)
+        here = window._replace(source=window.source + left * window.step)
         _emit_tile(e, a, here, _Outputs(line.image, line.row, left), panel, tile)
 
 
@@ -258,14 +270,15 @@ def _emit_tile(
 ) -> None:
     """Compute neighbouring outputs for some vectors of filters, all sums in registers."""
     columns = len(panel.vectors) * e.width
-    weights = a.weights.floats() + panel.channel * a.r * a.filter_line
+    weights = a.weights.floats() + panel.channel * a.t * a.r * a.filter_line
     sums = [[own.variable(0.0) for _ in range(outputs)] for own in panel.vectors]
     for j, line in enumerate(sums):
         bias = panel.vectors[j].load(a.bias.floats() + (panel.channel + j * e.width))
         for one in line:
             one.value = bias
-    with e.range(0, a.r) as i:
-        values, filters = window.source + i * a.line, weights + i * a.filter_line * columns
+    with e.range(0, a.t) as frame, e.range(0, a.r) as row:
+        values = window.source + (frame * window.frame + row * a.line)
+        filters = weights + (frame * a.r + row) * a.filter_line * columns
         with e.range(0, a.filter_line) as tap:
             place = filters + tap * columns
             factors = [own.load(place + j * e.width) for j, own in enumerate(panel.vectors)]
