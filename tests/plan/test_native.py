@@ -486,11 +486,21 @@ def test_what_is_added_and_applied_to_a_layer(name, count):
         torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-4)
 
 
+VOLUMES = [
+    nn.Conv3d(3, 16, (1, 3, 3), (1, 2, 2), (0, 1, 1)),
+    nn.Conv3d(3, 16, 3, (2, 1, 1), 1),
+    nn.Conv3d(3, 8, (3, 1, 3), 1, (2, 0, 1), (2, 1, 1)),
+    nn.Conv3d(1, 24, 3, 2),
+    nn.Conv3d(4, 16, 3, padding=1),
+]
+
+
+@pytest.mark.parametrize("layer", VOLUMES, ids=repr)
 @torch.no_grad()
-def test_frames_in_three_colours_that_lie_as_planes():
+def test_frames_of_few_channels_that_lie_as_planes(layer):
     """A contiguous volume holds no frame in one piece, as the first layer's kernel reads images."""
-    net = nn.Sequential(nn.Conv3d(3, 16, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
-    (x,) = images((2, 3, 4, 16, 32))
+    net = nn.Sequential(layer)
+    (x,) = images((2, layer.in_channels, 4, 16, 32))
     scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
     (layer,) = scene.layers
     stems = [one for one in scene.implementations[layer.node] if one.name == "nhwc stem"]

@@ -68,7 +68,9 @@ def serves(spec: ConvSpec) -> bool:
     """Whether `spec` is such a layer, on an image wide enough for a tile."""
     plain = spec.groups == 1 and spec.dilation == (1, 1) and min(spec.padding) >= 0
     few = spec.c <= _CHANNELS and spec.c * spec.stride[1] in STEPS
-    return plain and few and spec.out_w >= _OUTPUTS
+    # A single pixel needs no packing but where it lies in planes of three colours.
+    packs = spec.depth > spec.c or spec.c == 3
+    return plain and few and packs and spec.out_w >= _OUTPUTS
 
 
 def stem_steps(
