@@ -249,9 +249,10 @@ def test_a_mask_is_read_as_it_is_now(tmp_path):
     for changed in (model, fast):
         (mask,) = changed.buffers()
         mask.copy_(FALLING)
-    with pytest.warns(UserWarning, match="the plan for 6x2x32 float32 is dropped"):
-        found = fast(x)
-    torch.testing.assert_close(found, model(x))
+    for changed in (copy.copy(fast), copy.deepcopy(fast), fast):
+        with pytest.warns(UserWarning, match="the plan for 6x2x32 float32 is dropped"):
+            found = changed(x)
+        torch.testing.assert_close(found, model(x))
     for refuses in (model, fast):
         with pytest.raises(RuntimeError, match=r"shape of the 2D attn_mask is .*6, 6"):
             refuses(x[:4])

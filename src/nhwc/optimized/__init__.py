@@ -298,8 +298,10 @@ class Optimized(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Programs hold packed weights and functions: a copy makes its own when it is called."""
+        self._renew()
         state: dict[str, Any] = super().__getstate__()
         state["_recipes"] = {r.signature: r for r in self.recipes}
+        state["_lost"] = dict(self._lost)
         for name in ("_programs", "_lock", "_pool", "_foreign", "_stamp"):
             del state[name]
         return state
