@@ -170,9 +170,9 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> N
         height = emit_pooled(e, a, a.out_h)
         first, last = (n * height // a.blocks * side for n in (block, block + 1))
         top, front = first * a.stride_h - a.pad_h, image % a.out_d * a.stride_d - a.pad_d
-        height = (last - first - 1) * a.stride_h + a.r
-        frame = height * a.line
-        with e.range(0, a.t) as i, e.range(0, height) as j:
+        seen_lines = (last - first - 1) * a.stride_h + a.r
+        frame = seen_lines * a.line
+        with e.range(0, a.t) as i, e.range(0, seen_lines) as j:
             seen = _Seen(image // a.out_d, front + i * a.dilation_d, top + j)
             _emit_line(e, a, seen, lines + (i * frame + j * a.line))
         with e.range(0, a.panels) as panel, e.range(first, last) as row:
