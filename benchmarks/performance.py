@@ -25,6 +25,7 @@ PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 SUMMED = (
     ("the tutorials' models, every engine", "Every engine"),
     ("the same, batch 4", "Every engine, batch 4"),
+    ("twelve of them, one thread", "Every engine, one thread"),
     ("the same, a Zen 4", "Every engine, on a Zen 4"),
     ("the same, AVX2 alone", "Every engine, on AVX2"),
     ("the same, AVX-512 hidden", "Every engine, without AVX-512"),
@@ -239,6 +240,15 @@ of these families. The host had other guests meanwhile: the intervals say how mu
 ```
 pip install '.[engines,ncnn,mnn,opencv,executorch,zentorch]'
 python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines.json
+```"""
+
+ENGINES_1_THREAD = """\
+The same with one thread for each engine, twelve of the models, on another day. The host was
+restless: the intervals are wide.
+
+```
+python benchmarks/engines.py MODEL --batch 1 --threads 1 --seconds 1 \\
+    -o benchmarks/results/engines-1-thread.json
 ```"""
 
 ENGINES_ZEN4 = """\
@@ -477,6 +487,7 @@ def _ruler(path: Path) -> str:
 SECTIONS = (
     ("Every engine", ENGINES, "engines.json", _suite),
     ("Every engine, batch 4", ENGINES_BATCH_4, "engines-batch-4.json", _suite),
+    ("Every engine, one thread", ENGINES_1_THREAD, "engines-1-thread.json", _suite),
     ("Every engine, on a Zen 4", ENGINES_ZEN4, "engines-zen4.json", _suite),
     ("Every engine, on AVX2", ENGINES_AVX2, "engines-avx2.json", _suite),
     ("Every engine, without AVX-512", NARROW, "engines-narrow.json", _suite),
