@@ -227,7 +227,9 @@ def _emit_line(e: Emitter, a: Args, seen: _Seen, to: Value) -> None:
             e.write(value, to + (pad + column * a.c + c))
 
     def inside() -> None:
-        coloured, dense = (a.planes != 0) & (a.c == 3), (a.planes == 0) & (a.x_pixel == a.c)
+        coloured = (a.planes != 0) & (a.c == 3)
+        # A single channel is its own plane.
+        dense = ((a.planes == 0) | (a.c == 1)) & (a.x_pixel == a.c)
         e.branch(coloured, colours, lambda: e.branch(dense, copy, gather))
 
     there = (a.held != 0) | (nearest == frame)

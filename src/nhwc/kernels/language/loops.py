@@ -47,6 +47,14 @@ def emit_moved(e: Emitter, address: Value, floats: Value) -> Value:
     return e.select(address != 0, address + floats * 4, e.i64(0))
 
 
+def emit_runs(e: Emitter, pixels: Value, c: Value, *strides: Value) -> tuple[Value, Value]:
+    """How many runs of floats some pixels are, and how long: one, if no stride leaves a gap."""
+    dense = strides[0] == c
+    for stride in strides[1:]:
+        dense = dense & (stride == c)
+    return e.select(dense, e.i64(1), pixels), e.select(dense, pixels * c, c)
+
+
 def each_vector(e: Emitter, first: Any, last: Value, body: Body) -> None:
     """`body(channel, None)` for each whole vector, then `body(channel, mask)` for what is left."""
     whole = first + (last - first) // e.width * e.width

@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
-from ..language.loops import Place, each_vector
+from ..language.loops import Place, each_vector, emit_runs
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.weights import pad_channels
@@ -152,8 +152,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, of: ChangeOf) -
     pixels, c = end - begin, a.c
     if of is _none:
         # What is done to each number alike is done to pixels without gaps as to one.
-        dense = (a.x_pixel == c) & (a.y_pixel == c) & ((a.residual == 0) | (a.residual_pixel == c))
-        pixels, c = e.select(dense, e.i64(1), pixels), e.select(dense, pixels * c, c)
+        residual = e.select(a.residual != 0, a.residual_pixel, c)
+        pixels, c = emit_runs(e, pixels, c, a.x_pixel, a.y_pixel, residual)
 
     def each(end_with: Callable[..., None]) -> None:
         with e.range(0, pixels) as i:

@@ -11,7 +11,7 @@ from functools import partial
 from llvmlite import ir
 
 from ..language.compiler import Args, Kernel
-from ..language.loops import each_vector
+from ..language.loops import each_vector, emit_runs
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 from ..tape.steps import Argument, Step, View, pixelwise, step
@@ -43,9 +43,7 @@ def _emit(
     of: Callable[[Emitter, Args, Value], Value],
 ) -> None:
     begin, end = e.share(a.pixels, thread, threads)
-    # Pixels without gaps are as one.
-    dense = (a.x_pixel == a.c) & (a.y_pixel == a.c)
-    pixels, c = e.select(dense, e.i64(1), end - begin), e.select(dense, (end - begin) * a.c, a.c)
+    pixels, c = emit_runs(e, end - begin, a.c, a.x_pixel, a.y_pixel)
     with e.range(0, pixels) as i:
         pixel = begin + i
         source, target = a.x.floats() + pixel * a.x_pixel, a.y.floats() + pixel * a.y_pixel
