@@ -497,10 +497,11 @@ def numbered(choose):
     """A number for each pixel or for all, or a divisor of each number."""
     x = image(choose)
     n, _, h, w = x.shape
-    kind = choose.choice(["product", "quotient", "sum", "each"])
+    kind = choose.choice(["product", "quotient", "sum", "difference", "each"])
     shape = x.shape if kind == "each" else choose.choice([(n, 1, h, w), (1, 1, 1, 1)])
     other = (torch.rand(shape) + 0.5).to(memory_format=torch.channels_last)
-    change = {"product": torch.mul, "sum": torch.add}.get(kind, torch.div)
+    changes = {"product": torch.mul, "sum": torch.add, "difference": torch.sub}
+    change = changes.get(kind, torch.div)
 
     def make(x, other, y):
         if kind == "each":

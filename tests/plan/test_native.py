@@ -128,6 +128,7 @@ OPERATORS = {
     "map": lambda x: x * torch.sigmoid(x[:, :1]),
     "map first": lambda x: x[:, 3:4].relu() + x,
     "over a map": lambda x: x / (x[:, 3:4].relu() + 1),
+    "less a map": lambda x: x - torch.max(x, dim=1, keepdim=True)[0],
     "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
     "without the mean": lambda x: (x - x.mean((2, 3), keepdim=True)).relu(),
     "with the first": lambda x: (x[:1] * 2 + x).relu(),

@@ -103,11 +103,10 @@ def multiply_step(
 
 
 def pixel_step(x: View, number: View, y: View, *, kind: str) -> Step:
-    """x, and one number for each pixel: their `product`, `quotient` or `sum`.
+    """x, and one number for each pixel: their `product`, `quotient`, `sum` or `difference`.
 
     A `number` of a single pixel is for all.
     """
-    kernel = {"product": PIXEL_PRODUCT, "quotient": PIXEL_QUOTIENT, "sum": PIXEL_SUM}[kind]
     for_all = number.pixels == 1
     if not for_all:
         covers(number, x.channels(0, 1))
@@ -115,7 +114,7 @@ def pixel_step(x: View, number: View, y: View, *, kind: str) -> Step:
         "factor": number,
         "factor_pixel": 0 if for_all else number.pixel,
     }
-    return step(kernel, **pixelwise(x, y), **numbers, **ending(y, Activation.NONE))
+    return step(WITH_PIXELS[kind], **pixelwise(x, y), **numbers, **ending(y, Activation.NONE))
 
 
 def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
@@ -123,7 +122,6 @@ def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
 
     Those are one for each image, one for all of them, or one image for all.
     """
-    kernel = {"sum": SPREAD_SUM, "difference": SPREAD_DIFFERENCE}[kind]
     many, share = math.prod(other.shape[2:]) > 1, sharing(other, x)
     others: dict[str, Argument] = {
         "other": other,
@@ -131,7 +129,7 @@ def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
         "others": other.pixels,
         "shared_by": 1 if many else share,
     }
-    return step(kernel, **pixelwise(x, y), **others, **ending(y, Activation.NONE))
+    return step(SPREAD[kind], **pixelwise(x, y), **others, **ending(y, Activation.NONE))
 
 
 def divide_step(x: View, divisor: View, y: View) -> Step:
@@ -229,21 +227,23 @@ SUM = _kernel("sum", (), _none)
 PRODUCT = _kernel("product", ("factor", "factor_pixel", "shared_by", "shift"), _product)
 PRELU = _kernel("prelu", ("factor",), _prelu)
 QUOTIENT = _kernel("quotient", ("factor", "factor_pixel"), _quotient)
-SPREAD_SUM, SPREAD_DIFFERENCE = (
-    _kernel(
-        f"spread_{name}",
+_COMBINED = {
+    "product": operator.mul,
+    "quotient": operator.truediv,
+    "sum": operator.add,
+    "difference": operator.sub,
+}
+WITH_PIXELS = {
+    kind: _kernel(
+        f"pixel_{kind}", ("factor", "factor_pixel"), partial(_with_pixels_number, combine=combine)
+    )
+    for kind, combine in _COMBINED.items()
+}
+SPREAD = {
+    kind: _kernel(
+        f"spread_{kind}",
         ("other", "other_pixel", "others", "shared_by"),
-        partial(_spread, combine=combine),
+        partial(_spread, combine=_COMBINED[kind]),
     )
-    for name, combine in (("sum", operator.add), ("difference", operator.sub))
-)
-PIXEL_PRODUCT, PIXEL_QUOTIENT, PIXEL_SUM = (
-    _kernel(
-        f"pixel_{name}", ("factor", "factor_pixel"), partial(_with_pixels_number, combine=combine)
-    )
-    for name, combine in (
-        ("product", operator.mul),
-        ("quotient", operator.truediv),
-        ("sum", operator.add),
-    )
-)
+    for kind in ("sum", "difference")
+}

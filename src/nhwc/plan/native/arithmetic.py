@@ -23,7 +23,7 @@ from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_call, of_module
 from ..implementation import Implementation
 from .calls import Lowered, OperatorCall
-from .products import with_number_of_row
+from .products import ORDERED, with_number_of_row
 from .weighted import in_ours
 from .windows import Make
 
@@ -42,11 +42,11 @@ def add(call: OperatorCall) -> Lowered:
     return call.steps(add_step)
 
 
-def subtract(call: OperatorCall) -> Implementation | None:
+def subtract(call: OperatorCall) -> Lowered:
     if not call.two():
         return _affine(call, sign=-1)
     if call.seen(0).shape != call.seen(1).shape:
-        return _spread(call, "difference")
+        return _with_map(call, "difference") or _spread(call, "difference")
     return call.steps(subtract_step) if len(call.out.shape) in (4, 5) else None
 
 
@@ -122,7 +122,7 @@ def _with_map(call: OperatorCall, kind: str) -> Lowered:
     if len(out) not in (4, 5) or one == out or sorted(shapes) != sorted([one, out]):
         return None
     first = shapes[0] == one
-    if first and kind == "quotient":
+    if first and kind in ORDERED:
         return None
 
     def make(x: View, other: View, y: View) -> Step:

@@ -195,10 +195,14 @@ class _Way(NamedTuple):
     rows: int
 
 
+ORDERED = ("quotient", "difference")
+"""What two tensors make in one order alone."""
+
+
 def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementation | None:
     """A tensor and another with one number for each of its rows, in whatever dimension these are.
 
-    Their `product`, `quotient` or `sum`; None if no dimension of either is of one place. Both may
+    Their `product`, `quotient`, `sum` or `difference`; None if no dimension of either is of one place. Both may
     be of fewer numbers than the result, as a column by a row: then the rows are repeated first.
     """
     out = record.values[layer.node].shape
@@ -211,10 +215,10 @@ def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementatio
         _Way(dim, rows)
         for dim in (len(out) - 1, 1)
         for rows in (0, 1)
-        if sizes[1 - rows][dim] == 1 < sizes[rows][dim] and (kind != "quotient" or not rows)
+        if sizes[1 - rows][dim] == 1 < sizes[rows][dim] and not (rows and kind in ORDERED)
     ]
     whole = [way for way in ways if sizes[way.rows] == out]
-    if not ways or (not whole and kind == "quotient"):
+    if not ways or (not whole and kind in ORDERED):
         return None
     if record.lies_by_pixels(layer.node):
         # Pixels of channels are what the next step reads.

@@ -98,8 +98,9 @@ class _TokensCall(OperatorCall):
         return self._each_number(add_step)
 
     def _difference(self) -> Implementation | None:
-        two = self.two()
-        return self._each_number(subtract_step if two else with_number(self, sign=-1))
+        if not self.two():
+            return self._each_number(with_number(self, sign=-1))
+        return self._with_number_of_row("difference") or self._each_number(subtract_step)
 
     def _product(self) -> Implementation | None:
         if not self.two():
