@@ -16,7 +16,7 @@ import pytest
 import unicorn
 from unicorn import arm64_const as registers
 
-from nhwc.kernels.language import assembler, compiler, isa
+from nhwc.kernels.language import assembler, assemblers, compiler, isa
 from nhwc.kernels.language.vectors import Emitter
 from nhwc.kernels.tape import threads
 
@@ -92,7 +92,7 @@ def pytest_load_initial_conftests():
     here = {**isa.host_features(), "neon": True}
     isa.host_features = lambda: here
     isa.target_features = _or_else(isa.target_features, lambda of: "+neon", at=0)
-    assembler.object_code = _or_else(assembler.object_code, _object_code, at=1)
+    assemblers.object_code = _or_else(assemblers.object_code, _object_code, at=1)
     compiler._link = _or_else(compiler._link, _link, at=1)
     threads.region = _or_else(threads.region, _region, at=0)
     # One thread waits for nobody, and the instruction is that of the real processor.

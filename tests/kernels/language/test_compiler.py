@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from nhwc import InputError
 from nhwc._bench.peak import peak_bytes
-from nhwc.kernels.language import compiler
+from nhwc.kernels.language import assemblers, compiler
 from nhwc.kernels.language import isa as isas
 from nhwc.kernels.language.compiler import Kernel, Kernels, address_of
 
@@ -168,10 +169,33 @@ def test_where_no_other_process_can_compile_this_one_does(monkeypatch, isa, pyth
     else:
         monkeypatch.setattr(sys, "executable", python)
     calls = []
-    real = compiler.assembler._compiled
-    monkeypatch.setattr(compiler.assembler, "_compiled", lambda *a: calls.append(a) or real(*a))
+    real = compiler.assembler.compiled
+    monkeypatch.setattr(compiler.assembler, "compiled", lambda *a: calls.append(a) or real(*a))
     assert compiler.compile_object(ADD_ONE, isa) == code
     assert len(calls) == 1
+
+
+def test_a_process_compiles_one_kernel_after_another_and_ends(fresh, monkeypatch, isa):
+    started = []
+    start = lambda *given, **named: started.append(Popen(*given, **named)) or started[-1]
+    Popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(assemblers, "available_cores", lambda: 1)
+    monkeypatch.setattr(assemblers, "_queue", assemblers._Queue())
+    kernels = [replace(ADD_ONE, name=f"add_{number}") for number in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        with assemblers.turn():
+            asked = [pool.submit(address_of, one, isa) for one in kernels]
+            while assemblers._queue._waiting < 3:
+                time.sleep(0.01)
+        assert all(works(one.result()) for one in asked)
+    [process] = started
+    assert process.wait(10) is not None
+
+
+def test_where_the_process_dies_this_one_compiles(fresh, monkeypatch, isa):
+    monkeypatch.setattr(assemblers.assembler, "send", lambda to, *messages: to.close())
+    assert works(address_of(ADD_ONE, isa))
 
 
 @pytest.mark.skipif(peak_bytes() is None, reason="the system does not tell")

@@ -1,23 +1,29 @@
-"""From LLVM's assembly to object code, in a process of its own.
+"""From LLVM's assembly to object code: the program of the processes that do it.
 
-What LLVM takes when it compiles, and keeps of it for as long as the process lives, is as much as a
-small model. So it goes with a process: this file is the program that runs there, and needs nothing
-but llvmlite.
+It needs nothing but llvmlite. On standard input come requests, each a string of LLVM's features and
+the assembly; on standard output goes the object code of each. Before whatever is sent its length
+goes, in eight bytes.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
-
-_PATIENCE_S = 120
+from typing import IO, Any
 
 
-def object_code(assembly: str, features: str) -> bytes:
-    """Compile `assembly` for this machine, with `features` of its processor."""
-    return _compiled_elsewhere(assembly, features) or _compiled(assembly, features)
+def send(to: IO[bytes], *messages: bytes) -> None:
+    """Send each of `messages`, with its length before it."""
+    for message in messages:
+        to.write(len(message).to_bytes(8, "little") + message)
+    to.flush()
+
+
+def receive(source: IO[bytes]) -> bytes | None:
+    """The next message; None if there is none, or not all of it."""
+    head = source.read(8)
+    length = int.from_bytes(head, "little")
+    message = source.read(length)
+    return message if len(head) == 8 and len(message) == length else None
 
 
 def machine(features: str) -> Any:
@@ -36,22 +42,8 @@ def machine(features: str) -> Any:
     )
 
 
-def _compiled_elsewhere(assembly: str, features: str) -> bytes | None:
-    """None where no other process can do it: where Python is part of some other program, say."""
-    python = sys.executable or ""
-    if "python" not in Path(python).name.lower() or getattr(sys, "frozen", False):
-        return None
-    command = [python, "-I", __file__, features, *sys.path]
-    try:
-        done = subprocess.run(
-            command, input=assembly.encode(), capture_output=True, timeout=_PATIENCE_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
-
-
-def _compiled(assembly: str, features: str) -> bytes:
+def compiled(assembly: str, features: str) -> bytes:
+    """`assembly` compiled for this machine, with `features` of its processor."""
     target = machine(features)
     return bytes(target.emit_object(optimized(assembly, target)))
 
@@ -72,6 +64,12 @@ def optimized(assembly: str, target: Any) -> Any:
     return module
 
 
+def _serve() -> None:
+    while (features := receive(sys.stdin.buffer)) is not None:
+        assembly = receive(sys.stdin.buffer) or b""
+        send(sys.stdout.buffer, compiled(assembly.decode(), features.decode()))
+
+
 if __name__ == "__main__":
-    sys.path = sys.argv[2:]
-    sys.stdout.buffer.write(_compiled(sys.stdin.buffer.read().decode(), sys.argv[1]))
+    sys.path = sys.argv[1:]
+    _serve()

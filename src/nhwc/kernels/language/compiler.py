@@ -16,8 +16,8 @@ from typing import Any
 from llvmlite import ir
 
 from ...machine.cache import read_own, write_own
-from ...machine.environment import available_cores, cache_dir
-from . import assembler
+from ...machine.environment import cache_dir
+from . import assembler, assemblers
 from . import isa as isas
 from .isa import Isa
 from .sources import sources
@@ -27,9 +27,6 @@ from .vectors import Emitter
 _lock = threading.Lock()
 """For `_locks`; each kernel has a lock of its own, so that several can be compiled at once."""
 _locks: dict[tuple[str, str], threading.Lock] = {}
-
-_turns = threading.BoundedSemaphore(available_cores())
-"""As many kernels are compiled at once as there are cores, however many threads want some."""
 
 _MARK = b"nhwc-kernel-2"
 
@@ -78,8 +75,8 @@ class Kernels:
 
 def _after_fork() -> None:
     # A child has none of the threads that may have held a lock when it was forked.
-    global _lock, _turns
-    _lock, _turns = threading.Lock(), threading.BoundedSemaphore(available_cores())
+    global _lock
+    _lock = threading.Lock()
     _locks.clear()
 
 
@@ -197,8 +194,8 @@ class Args:
 
 def compile_object(kernel: Kernel, isa: Isa) -> bytes:
     """Compile `kernel` to object code."""
-    with _turns:
-        return assembler.object_code(module_of(kernel, isa), isas.target_features(isa))
+    with assemblers.turn():
+        return assemblers.object_code(module_of(kernel, isa), isas.target_features(isa))
 
 
 def _link(kernel: Kernel, isa: Isa, code: bytes) -> tuple[int, Any]:

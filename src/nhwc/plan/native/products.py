@@ -202,8 +202,9 @@ ORDERED = ("quotient", "difference")
 def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementation | None:
     """A tensor and another with one number for each of its rows, in whatever dimension these are.
 
-    Their `product`, `quotient`, `sum` or `difference`; None if no dimension of either is of one place. Both may
-    be of fewer numbers than the result, as a column by a row: then the rows are repeated first.
+    Their `product`, `quotient`, `sum` or `difference`; None if no dimension of either is of one
+    place. Both may be of fewer numbers than the result, as a column by a row: then the rows are
+    repeated first.
     """
     out = record.values[layer.node].shape
     nodes = layer.given
