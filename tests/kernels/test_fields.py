@@ -20,8 +20,9 @@ def every_kernel():
     yield from (make(3, 1, 4) for make in (tiled_depthwise, expanded_depthwise))
     yield projected_depthwise(3, 1, 4)
     for module in pkgutil.walk_packages(nhwc.kernels.__path__, "nhwc.kernels."):
-        held = vars(importlib.import_module(module.name)).values()
-        yield from (one for one in held if isinstance(one, Kernel))
+        for held in vars(importlib.import_module(module.name)).values():
+            every = held.values() if isinstance(held, dict) else (held,)
+            yield from (one for one in every if isinstance(one, Kernel))
 
 
 def test_the_page_explains_each_field_once():

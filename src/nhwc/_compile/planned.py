@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.convert_frame import compile_lock
 
 from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError, VerificationError
@@ -128,6 +127,9 @@ class PlannedGraph:
         # Other weights get other plans: what is made of these must not be found among those.
         made = weights.made
         if key not in made and self._can_have_one(inputs, places, made):
+            # Only who compiles has Dynamo: to import it takes longer than to import torch.
+            from torch._dynamo.convert_frame import compile_lock
+
             # A graph is traced with what torch has once for all threads replaced. What Dynamo found
             # then, it would look for in every call.
             with turn, compile_lock:
