@@ -22,6 +22,7 @@ from nhwc.render.audit_text import audit_text
 from nhwc.testing import assert_keeps_format
 
 from ..nets import EXPECTED, Between, Expected, cat_slice_first, channel_shuffle, last
+from ..optimizing import force
 
 # For as long as the process lives: TorchScript knows operators by `id`, and does not forget those
 # of a library that is gone. Whatever came to lie at such a place would be taken for the operator.
@@ -397,6 +398,30 @@ def test_what_was_never_converted_is_said():
 
     (finding,) = audit(nn.Sequential(Own()), last(2, 3, 8, 8)).findings
     assert finding.remedy.startswith("1 convolution weight is contiguous (0.fixed_weight)")
+
+
+def test_an_instance_norm_with_computed_weights_is_not_said_to_be_mended():
+    class Adaptive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.style = nn.Linear(4, 16)
+
+        def forward(self, x):
+            weight, bias = self.style(x.mean((0, 2, 3))[:4]).chunk(2)
+            return F.instance_norm(x, weight=weight, bias=bias)
+
+    class Behind(Adaptive):
+        def forward(self, x):
+            weight, bias = self.style(x.mean((0, 2, 3))[:4]).chunk(2)
+            return F.instance_norm(x) * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
+
+    x = torch.rand(2, 3, 8, 8)
+    for kind, mended in ((Adaptive, False), (Behind, True)):
+        model = Between(kind()).eval()
+        (lost,) = audit(model, x).findings
+        assert ("optimize` mends it" in lost.remedy) is mended
+        assert ("weight.view(-1, 1, 1) + bias" in lost.remedy) is not mended
+        assert audit(force(model, x), x).clean is mended
 
 
 def test_a_weight_that_the_audit_converts_is_no_image():

@@ -38,6 +38,15 @@ GOES = {
         lift_functional,
         lambda: call(lambda self, x: F.instance_norm(x, eps=1e-3), c=nn.Identity()),
     ),
+    "instance norm by given statistics": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: F.instance_norm(
+                x, self.c.running_mean, self.c.running_var, use_input_stats=False
+            ),
+            c=nn.BatchNorm2d(4),
+        ),
+    ),
     "dropout": (eliminate_dropout, lambda: nn.Sequential(nn.Dropout(), nn.ReLU())),
     "dropout2d": (eliminate_dropout, lambda: nn.Sequential(nn.ReLU(), nn.Dropout2d())),
     "alpha": (eliminate_dropout, lambda: nn.Sequential(nn.AlphaDropout(), nn.ReLU())),
@@ -182,7 +191,7 @@ STAYS = {
         ),
         None,
     ),
-    "an instance norm by running statistics": (
+    "an instance norm that keeps running statistics": (
         lift_functional,
         lambda: call(
             lambda self, x: F.instance_norm(x, self.c.running_mean, self.c.running_var),

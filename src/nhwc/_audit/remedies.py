@@ -15,6 +15,7 @@ _OF_VOLUMES = {
     "permute(0, 2, 3, 1)": "permute(0, 2, 3, 4, 1)",
     "permute(0, 3, 1, 2)": "permute(0, 4, 1, 2, 3)",
     "contiguous image": "contiguous volume",
+    ".view(-1, 1, 1)": ".view(-1, 1, 1, 1)",
     "one image": "one volume",
     "nn.Conv2d": "nn.Conv3d",
 }
@@ -74,6 +75,8 @@ def _remedy(call: Call, effect: Effect) -> str:
         return _backward(name)
     if name in _CONCATENATING:
         return _cat(call)
+    if name == "instance_norm":
+        return _instance_norm(call)
     return slow or _SPECIAL.get(name) or _general(call, name)
 
 
@@ -184,6 +187,17 @@ _NORM = (
     "there torch loses digits where the mean is large beside the deviation."
 )
 
+_ADAPTIVE = (
+    "`instance_norm` copies to contiguous and returns contiguous (pytorch#194616). Its weights are "
+    "computed, so nhwc.optimize leaves it. Behind it they are the same, "
+    "F.instance_norm(x) * weight.view(-1, 1, 1) + bias.view(-1, 1, 1), and that is mended."
+)
+
+
+def _instance_norm(call: Call) -> str:
+    computed = any(len(i.shape) == 1 and i.source is not None for i in call.inputs)
+    return _ADAPTIVE if computed else _NORM
+
 
 def _softmax(name: str) -> str:
     return (
@@ -210,7 +224,6 @@ _SPECIAL = {
         "convert the result once with .contiguous(memory_format=torch.channels_last). The modes "
         "constant, reflect and replicate keep the format."
     ),
-    "instance_norm": _NORM,
     "repeat": (
         "`repeat` always returns a contiguous tensor, and a `cat` or a convolution behind it then "
         f"loses or restores the format (sglang#27431). {_FRAMES}; elsewhere convert its result "

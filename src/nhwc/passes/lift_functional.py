@@ -94,6 +94,9 @@ def lift_functional(gm: fx.GraphModule) -> PassReport:
             continue
         names, kind = _FUNCTIONS[node.target]
         arguments = bound(node, names)
+        if kind is PlainInstanceNorm and arguments.get("use_input_stats") is False:
+            # By statistics that are given, it computes what a batch norm does.
+            kind = BatchNorm
         reason = _unfit(gm, arguments, kind)
         sites.append(Site(name_of(node), kind.__name__, not reason, reason))
         if not reason:
@@ -143,7 +146,8 @@ def _lift(
         for name in _TENSORS
         if arguments.get(name) is not None
     }
-    options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, "input", "training")}
+    modes = ("input", "training", "use_input_stats")
+    options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, *modes)}
     module = layer(kind, tensors, options)
     with gm.graph.inserting_before(node):
         name = path_around(node).replace(".", "_") or node.name
