@@ -452,6 +452,14 @@ def test_the_backward_pass():
     assert all(report.calls[i].backward for i in finding.calls)
 
 
+def test_the_gradients_that_a_backward_pass_begins_with_are_no_calls():
+    net, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.rand(2, 3, 8, 8)
+    report = audit(net, x, backward=True, compare=True)
+    forward = [call.operator for call in report.calls if not call.backward]
+    assert forward == ["torch.nn.functional.conv2d", "torch.nn.functional.relu"]
+    assert report.agreement.calls == 2
+
+
 @pytest.mark.parametrize("mode", ["nearest", "reflect"])
 def test_backward_passes_that_keep_it(mode):
     def operator(x):

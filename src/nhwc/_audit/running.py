@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InputError, ModelFailed, NhwcError, advice_on, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, restride_weights_, to_format
@@ -93,7 +94,9 @@ def _backward(result: object) -> None:
             "no output of the model requires a gradient, so backward=True has nothing to run. "
             "Unfreeze a parameter, or audit without backward."
         )
-    torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # These calls are ours.
+        ones = [torch.ones_like(t) for t in leaves]
+    torch.autograd.backward(leaves, ones)
 
 
 def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
