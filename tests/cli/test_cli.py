@@ -466,6 +466,10 @@ def test_completion_offers_verbs_options_and_choices(capsys):
     assert "--format=sarif" in completed(script, "nhwc", "audit", "--format=")
     assert completed(script, "nhwc", "audit", "--input=1x") == []
     assert "--channels-last" in completed(script, "nhwc", "train", "data", "--c")
+    assert completed(script, "nhwc", "bench", "--variants", "channels_last") == ["channels_last"]
+    assert completed(script, "nhwc", "bench", "--variants", "eager,opt") == ["eager,optimized"]
+    assert completed(script, "nhwc", "bench", "--variants", "=", "eager,al") == ["eager,all"]
+    assert "--variants=jit,eager" in completed(script, "nhwc", "bench", "--variants=jit,")
     # A model or a file: the shell's own completion of paths takes over.
     assert completed(script, "nhwc", "audit", "res") == []
 
@@ -475,6 +479,7 @@ def test_completion_offers_verbs_options_and_choices(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("complete -c nhwc ") for line in lines)
     assert any("-l fail-on -x -a 'lost copies slower'" in line for line in lines)
+    assert any("-l variants -x -a '(__fish_append , eager " in line for line in lines)
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")

@@ -38,7 +38,7 @@ from .outputs import (
     write_output,
 )
 from .progress import ProgressLine, note
-from .values import MOST, number
+from .values import MOST, Names, number
 
 FORMATS = ("text", "json", "csv", "html")
 
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variants",
         metavar="A,B,...",
+        type=Names((*(engine.name for engine in ENGINES), ALL)),
         help=f"default: {', '.join(QUICK)}; all: every one that is installed",
     )
     parser.add_argument(

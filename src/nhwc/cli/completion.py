@@ -6,6 +6,8 @@ import argparse
 import shlex
 from collections.abc import Mapping
 
+from .values import Names
+
 Parsers = Mapping[str, argparse.ArgumentParser]
 
 _BASH = """\
@@ -34,6 +36,10 @@ _nhwc() {
 }
 complete -o default -F _nhwc nhwc"""
 
+_BEHIND_COMMAS = (
+    'cut=$cut${current%"${current##*,}"} current=${current##*,}; compopt -o nospace 2>/dev/null'
+)
+
 _ZSH = """\
 autoload -U +X compinit && compinit
 autoload -U +X bashcompinit && bashcompinit
@@ -41,7 +47,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def completion(shell: str, parser: argparse.ArgumentParser, verbs: Parsers) -> str:
-    """Return a script for `shell` that completes verbs, their options, and the options' choices."""
+    """Return a script for `shell` that completes verbs, their options, and words for these."""
     if shell == "fish":
         return _fish(parser, verbs)
     return _ZSH * (shell == "zsh") + _bash(parser, verbs)
@@ -53,9 +59,11 @@ def _bash(parser: argparse.ArgumentParser, verbs: Parsers) -> str:
         known = " ".join(word for action in _options(one) for word in action.option_strings)
         options.append(f'      "{name} -"*) words="{known}";;')
         for action in _options(one):
+            places = "|".join(f'"{name} {word}"' for word in action.option_strings)
             if action.choices:
-                places = "|".join(f'"{name} {word}"' for word in action.option_strings)
                 values.append(f'    {places}) words="{" ".join(action.choices)}";;')
+            if isinstance(action.type, Names):
+                values.append(f'    {places}) words="{" ".join(action.type)}"; {_BEHIND_COMMAS};;')
     return _BASH % {
         "verbs": "|".join(verbs),
         "names": " ".join(verbs),
@@ -77,6 +85,8 @@ def _fish(parser: argparse.ArgumentParser, verbs: Parsers) -> str:
                 words.append(f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}")
             if action.choices:
                 words.append(f"-x -a '{' '.join(action.choices)}'")
+            elif isinstance(action.type, Names):
+                words.append(f"-x -a '(__fish_append , {' '.join(action.type)})'")
             elif action.nargs != 0:
                 words.append("-r")
             lines.append(" ".join([*words, "-d", shlex.quote(action.help or "")]))

@@ -49,6 +49,17 @@ def number(least: float, most: float) -> Callable[[str], float]:
     return read
 
 
+class Names(tuple[str, ...]):
+    """A type for argparse: some of these names with commas between, which shells complete.
+
+    >>> Names(("eager", "fused"))("fused,eager")
+    'fused,eager'
+    """
+
+    def __call__(self, text: str) -> str:
+        return text
+
+
 def _within(value: float, least: float, most: float) -> float:
     if value < least:
         raise argparse.ArgumentTypeError(f"{value} is too small, use {least} or more")
