@@ -82,6 +82,19 @@ def test_a_clean_model_and_its_filters(tmp_path):
         assert len(browser.find_elements(By.CSS_SELECTOR, ".cell:not(.dim)")) == 3
 
 
+def test_a_page_without_operators_has_no_empty_parts(tmp_path):
+    from selenium.webdriver.common.by import By
+
+    path = tmp_path / "nothing.html"
+    path.write_text(audit_html(audit(nn.Identity(), torch.rand(2, 3, 8, 8), compare=True)))
+    with opened(path) as browser:
+        assert "Nothing seen." in browser.find_element(By.ID, "verdict").text
+        titles = [title.text for title in browser.find_elements(By.TAG_NAME, "h2") if title.text]
+        assert titles == ["Both formats"]
+        assert not browser.find_element(By.ID, "detail").is_displayed()
+        assert "The model gives the same values" in browser.find_element(By.ID, "formats").text
+
+
 class Reused(nn.Module):
     """One image, that lost the format, which many layers read."""
 

@@ -142,6 +142,8 @@ def agreement_words(agreement: Agreement) -> str:
             f"{made} agree, and the model's result differs by {agreement.result.error:.2g} of the "
             "largest value: look for code that asks for strides or is_contiguous()."
         )
+    if not agreement.calls:
+        return "the model gives the same values in both formats"
     return f"{made} give the same values, and so does the model"
 
 

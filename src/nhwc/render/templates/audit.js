@@ -29,6 +29,7 @@ function describeRun() {
   if (!calls.length) {
     verdict.append(make("b", {}, "Nothing seen. "), "The model calls no operator, or calls them in threads of its own.");
     $("#findings-part").remove();
+    document.querySelectorAll(".of-calls").forEach((part) => { part.hidden = true; });
     return;
   }
   const total = `${plural(calls.length, "operator")}, ${ms(data.run_s)} a run`;
