@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from nhwc._bench import Benchmark, compare
+from nhwc._bench.engines import ENGINES
 from nhwc._ops import Outcome, RuleResult, difference
 from nhwc._train import Point
 from nhwc.render.audit_html import audit_html
 from nhwc.render.audit_text import audit_text
 from nhwc.render.bench_csv import bench_csv
+from nhwc.render.bench_engines_text import engines_text
 from nhwc.render.bench_html import bench_html
 from nhwc.render.bench_text import bench_text, changes_text
 from nhwc.render.ops_html import ops_html
@@ -107,6 +109,31 @@ def held(name, text, renew):
 def test_texts(name, monkeypatch, request):
     monkeypatch.setenv("COLUMNS", "96")
     held(name, TEXTS[name](), request.config.getoption("--renew"))
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.endswith(".txt")])
+def test_no_report_is_wider_than_the_terminal(name, monkeypatch):
+    if name == "train.txt":
+        pytest.skip("a log has a line for each batch")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert [line for line in TEXTS[name]().splitlines() if len(line) > 60] == []
+
+
+def test_what_is_longer_than_its_column_goes_on_below(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    whole = table()
+    first = whole.operators[0]
+    dtypes = ("float32", "float64", "bfloat16", "float16", "uint8")
+    rows = tuple(replace(first.rows[0], dtype=dtype) for dtype in dtypes)
+    rule = replace(RULES[0], claim="a claim " * 9, measured="RuntimeError: a tensor " * 4)
+    texts = (
+        ops_text(replace(whole, operators=(replace(first, rows=rows),))),
+        rules_text((*RULES, rule)),
+        engines_text(ENGINES),
+    )
+    for text in texts:
+        assert [line for line in text.splitlines() if len(line) > 60] == []
+    assert " ".join(dtypes) in " ".join(texts[0].split())
 
 
 def test_a_plan_is_no_wider_than_the_terminal(monkeypatch):

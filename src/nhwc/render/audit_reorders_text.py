@@ -19,7 +19,7 @@ def reorders_text(reorders: Reorders, *, color: bool = False) -> list[str]:
         ("layers computed", *(_sum(inside.others) for inside in both)),
     ]
     lines = [paint("inside oneDNN, by its own clock", "bold", color)]
-    lines += [f"    {what:<20}{plain:>20}{last:>20}" for what, plain, last in rows]
+    lines += [f"    {what:<18}{plain:>18}{last:>18}" for what, plain, last in rows]
     for name, inside in zip(("contiguous", "channels last"), both, strict=True):
         lines += _images(name, inside, color)
     return lines

@@ -10,7 +10,7 @@ from .._audit.findings import KINDS, Finding
 from ..shown import printable
 from ..watch.effects import short_name
 from .audit_reorders_text import reorders_text
-from .text import milliseconds, paint, plural, shape, size, wrap
+from .text import milliseconds, paint, plural, shape, size, width, wrap
 
 _COLORS = {"lost": "red", "misread": "red"}
 
@@ -80,18 +80,17 @@ def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
     label = f"{finding.kind.upper():<11}"
     times = f" x{len(finding.calls)}" if len(finding.calls) > 1 else ""
     cost = f"{milliseconds(finding.cost_s)}, {finding.share:.1%}" if finding.cost_s else ""
-    place = (
-        f"{finding.site.place}  {modules_of(audit, finding)}"
-        if finding.site.file
-        else modules_of(audit, finding)
-    )
+    places = [finding.site.place] * bool(finding.site.file) + [modules_of(audit, finding)]
+    if len("  ".join(places)) <= width() - 4:
+        places = ["  ".join(places)]
     called = f"{finding.operator}{times}"
     head = wrap(f"{label} {called}  {cost}".rstrip(), "", "    ")
     head = head.replace(label, paint(label, _COLORS.get(finding.kind, "yellow"), color), 1)
     lines = [head.replace(called, paint(called, "bold", color), 1)]
-    lines.append(f"    {paint(printable(place, keep=''), 'blue', color)}")
+    lines += [f"    {paint(printable(place, keep=''), 'blue', color)}" for place in places]
     if finding.site.source:
-        lines.append(f"    {paint(finding.site.source, 'dim', color)}")
+        source = wrap(finding.site.source, "    ", "        ").splitlines()
+        lines += [paint(line, "dim", color) for line in source]
     lines.append(wrap(f"{what_happened(audit, finding)}. {finding.remedy}", "    "))
     return lines
 

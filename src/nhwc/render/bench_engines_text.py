@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .._bench.engines import Engine
+from .text import wrap
 
 
 def engines_text(engines: Sequence[Engine]) -> str:
@@ -32,4 +33,4 @@ def missing_text(engines: Sequence[Engine]) -> str:
 
 
 def _line(engine: Engine, fact: str) -> str:
-    return f"  {engine.name:20} {engine.label:32} {fact}"
+    return wrap(f"{engine.name:20} {engine.label:32} {fact}", "  ", 23 * " ")

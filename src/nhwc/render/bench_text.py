@@ -19,7 +19,7 @@ def bench_text(result: Benchmark) -> str:
     lines: list[str] = []
     if len(result.rows) == 1 and not result.rows[0].failure:
         row = result.rows[0]
-        lines += [printable(str(row.case), keep=""), "", *_one(row, result.baseline), ""]
+        lines += [wrap(printable(str(row.case), keep=""), ""), "", *_one(row, result.baseline), ""]
         lines += [wrap(line, "") for line in _lines(row, result)]
     elif result.rows:
         cases = [row.case for row in result.rows]
@@ -58,7 +58,7 @@ def changes_text(changes: Changes) -> str:
         end.append("measured before, and not now:")
         end += [wrap(one, "  ", "    ") for one in words.failed(changes)]
     where = wrap(words.where_measured(changes), "")
-    return "\n".join([*columns(table), "", *end, where]) + "\n"
+    return "\n".join([*_fitting(table, (0, 5)), "", *end, where]) + "\n"
 
 
 def columns(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0, -1)) -> list[str]:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from .._ops import RuleResult
-from .text import paint, plural
+from .text import paint, plural, width, wrap
 
 WORDS = {True: "pass", False: "FAIL", None: "skip"}
 COLORS = {True: "green", False: "red", None: "dim"}
@@ -14,13 +14,17 @@ COLORS = {True: "green", False: "red", None: "dim"}
 
 def rules_text(found: Sequence[RuleResult], *, color: bool = False) -> str:
     """Render a line for each rule, with the expected outcome where the rule fails."""
-    wide = max(len(rule.claim) for rule in found)
+    wide = min(max(len(rule.claim) for rule in found), width() - 30)
     lines = []
     for title, rules in itertools.groupby(found, lambda rule: rule.section):
         lines += [paint(title, "bold", color)]
         for rule in rules:
-            word = paint(WORDS[rule.passed], COLORS[rule.passed], color)
-            lines.append(f"{word}  {rule.claim:<{wide}}  {outcome(rule)}")
+            word = WORDS[rule.passed]
+            line = f"{word}  {rule.claim:<{wide}}  {outcome(rule)}"
+            if len(line) > width():
+                claim = wrap(f"{word}  {rule.claim}", "", 6 * " ")
+                line = f"{claim}\n{wrap(outcome(rule), 6 * ' ')}"
+            lines.append(line.replace(word, paint(word, COLORS[rule.passed], color), 1))
         lines.append("")
     return "\n".join([*lines, summary(found), ""])
 

@@ -52,10 +52,13 @@ def _overview(table: OperatorTable, color: bool) -> str:
     if problems:
         lines += ["", paint("Not checked in full", "bold", color)]
         lines += [wrap(problem, "    ") for problem in problems]
-    lines += ["", *table.notes]
+    lines += ["", *(wrap(note, "") for note in table.notes)]
     lines.append(
-        f"{plural(len(table.left_out), 'operator')} left out (--format json says why each). "
-        "One in full: nhwc ops NAME"
+        wrap(
+            f"{plural(len(table.left_out), 'operator')} left out (--format json says why each). "
+            "One in full: nhwc ops NAME",
+            "",
+        )
     )
     return "\n".join(lines) + "\n"
 
@@ -74,16 +77,21 @@ def operator_text(op: Operator, *, color: bool = False) -> str:
         key = (row.aspect, row.dims, row.outcome, row.cases, row.of, row.example)
         merged.setdefault(key, []).append(row.dtype)
     for (aspect, dims, outcome, cases, of, example), dtypes in merged.items():
-        word = paint(f"{outcome!s:<16}", COLORS.get(outcome, "dim"), color)
-        lines.append(f"  {dims}-D {aspect:<9} {word} {cases}/{of} calls  {' '.join(dtypes)}")
+        word = f"{outcome!s:<16}"
+        line = f"  {dims}-D {aspect:<9} {word} {cases}/{of} calls  {' '.join(dtypes)}"
+        painted = paint(word, COLORS.get(outcome, "dim"), color)
+        lines.append(wrap(line, "", 6 * " ").replace(word, painted, 1))
         if example:
             lines.append(wrap(example, "      "))
     for speed in op.speeds:
-        flag = paint("  slower in NHWC", "red", color) if speed.slower else ""
-        lines.append(
-            f"  {speed.case}, {speed.shape}, {speed.dtype}: NCHW {_time(speed.nchw_s)}, "
-            f"NHWC {_time(speed.nhwc_s)}, {speed.ratio:.2f}x{flag}"
+        flag = "slower in NHWC"
+        line = wrap(
+            f"{speed.case}, {speed.shape}, {speed.dtype}: NCHW {_time(speed.nchw_s)}, "
+            f"NHWC {_time(speed.nhwc_s)}, {speed.ratio:.2f}x{f'  {flag}' * speed.slower}",
+            "  ",
+            6 * " ",
         )
+        lines.append(line.replace(flag, paint(flag, "red", color)))
     if op.problem:
         lines.append(wrap(f"not checked in full: {op.problem}", "  "))
     return "\n".join(lines) + "\n"
@@ -101,6 +109,6 @@ def difference_text(found: Sequence[Difference], *, color: bool = False) -> str:
     for change in found:
         what = " ".join(filter(None, (change.aspect, f"{change.dims}-D" if change.dims else "")))
         where = f" {what} {change.dtype}:" if what else ":"
-        bold = paint(change.title, "bold", color)
-        lines.append(f"{bold}{where} {change.before} -> {change.after}")
+        line = wrap(f"{change.title}{where} {change.before} -> {change.after}", "", "    ")
+        lines.append(line.replace(change.title, paint(change.title, "bold", color), 1))
     return "\n".join([*lines, "", plural(len(found), "change"), ""])

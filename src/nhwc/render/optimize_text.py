@@ -64,7 +64,7 @@ def pass_lines(report: PassReport) -> list[str]:
     lines = [f"  {report.name:<28}{plural(applied, 'change') if applied else '-'}"]
     if skipped:
         lines[0] += f", {len(skipped)} left alone"
-    lines[0] += f" in {milliseconds(report.seconds)}"
+    lines = [wrap(f"{lines[0]} in {milliseconds(report.seconds)}", "", "      ")]
     # Places that share a reason share a line, which names the first of them.
     reasons: dict[str, list[str]] = defaultdict(list)
     for site in skipped:
@@ -206,11 +206,15 @@ def _times(report: OptimizeReport, color: bool) -> list[str]:
     for stage, samples in report.times.items():
         low, high = samples.quartiles_s
         ratio = _ratio(report, stage) if stage in report.ratios else ""
-        mark = paint(" <- returned", "green", color) if stage == report.chosen else ""
-        lines.append(
-            f"  {_STAGES[stage]:<22}{milliseconds(samples.median_s):>9}"
-            f"  ({milliseconds(low)} to {milliseconds(high)}){ratio}{mark}"
+        mark = "<- returned"
+        line = wrap(
+            f"{_STAGES[stage]:<22}{milliseconds(samples.median_s):>9}"
+            f"  ({milliseconds(low)} to {milliseconds(high)}){ratio}"
+            f"{f' {mark}' if stage == report.chosen else ''}",
+            "  ",
+            26 * " ",
         )
+        lines.append(line.replace(mark, paint(mark, "green", color)))
     if report.doubt:
         lines.append(wrap(report.doubt, "  "))
     return lines

@@ -31,9 +31,18 @@ def to_show(text: str) -> str:
 
 
 def wrap(text: str, indent: str, further: str | None = None) -> str:
-    """Break `text` at the terminal's width; lines after the first begin with `further`."""
+    """Break `text` at the terminal's width; lines after the first begin with `further`.
+
+    A longer word stays whole: it may be a path.
+    """
     further = indent if further is None else further
-    return textwrap.fill(text, width(), initial_indent=indent, subsequent_indent=further)
+    return textwrap.fill(
+        text,
+        width(),
+        initial_indent=indent,
+        subsequent_indent=further,
+        break_long_words=False,
+    )
 
 
 def width() -> int:
