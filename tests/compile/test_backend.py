@@ -320,6 +320,18 @@ def test_a_recurrent_layer_may_be_in_training_mode(train):
         behaviour(fx.symbolic_trace(run), [torch.ones(size) for size in sizes])
 
 
+@pytest.mark.parametrize(
+    "norm", [nn.InstanceNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False)]
+)
+def test_a_norm_without_statistics_is_in_no_training_mode(norm):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Conv2d(4, 4, 1)).eval()
+    x, backend = torch.randn(2, 3, 8, 8), nhwc.backend()
+    with torch.no_grad():
+        found = torch.compile(model, backend=backend)(x)
+        torch.testing.assert_close(found, model(x))
+    assert [len(graph.reports) for graph in backend.graphs] == [1]
+
+
 def test_a_layer_has_the_users_name():
     backend = nhwc.backend()
     with torch.no_grad():

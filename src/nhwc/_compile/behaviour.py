@@ -134,11 +134,16 @@ class _Watch(TorchDispatchMode):
         for argument in arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._written.update(map(storage_of, tensors_of(given.get(argument.name))))
-        if given.get("training") is True or given.get("train") is True:
+        if given.get("train") is True or _updates_statistics(given):
             self.reason = TRAINS
         elif _is_random(func, given) and not self.reason:
             self.reason = "it draws random numbers"
         return func(*args, **kwargs)
+
+
+def _updates_statistics(given: dict[str, Any]) -> bool:
+    """Whether a batch norm trains: one without statistics, as in instance norms, is always so."""
+    return given.get("training") is True and given.get("running_mean", 0) is not None
 
 
 def _is_random(func: Any, given: dict[str, Any]) -> bool:
