@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
 from ..machine.whole import whole_float32
+from ..models.preserve import seed_generators
 from ..models.trees import storage_of
 from .cases import Observation
 from .forms import Form, Prepared, backward, forward, in_place, with_out
@@ -60,7 +61,7 @@ def probe(name: str, sample: Sample, enter: Enter = enter_all) -> Iterator[Obser
 
 
 def _results(prepared: Prepared, seed: int) -> list[Tensor]:
-    torch.manual_seed(seed)
+    seed_generators(seed)
     with torch.no_grad(), whole_float32():
         results = prepared.call()
     if any(result.is_cuda for result in results):

@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import InputError
 from ..machine.environment import usable_device
 from ..models.kinds import check_devices, check_initialized, module_of
+from ..models.preserve import cards
 from ..operators.overrun import layers_that_overrun, overrun_told
 from .checkpoint import load_checkpoint, save_checkpoint
 from .data import Data
@@ -62,8 +63,7 @@ def train(
     device = usable_device(device)
     if recipe.channels_last and device.type == "cpu" and recipe.autocast_dtype(device) is None:
         _check_gradients(model)
-    gpus = [device] if device.type == "cuda" else []
-    with lost_processes_named(), torch.random.fork_rng(devices=gpus), modes_kept(model):
+    with lost_processes_named(), torch.random.fork_rng(devices=cards()), modes_kept(model):
         trainer = Trainer(model, data, recipe, device)
         if resume is not None:
             trainer.restore(load_checkpoint(resume), str(resume))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import InputError, NhwcError, is_out_of_memory
 from ..formats import Format, convert_
 from ..machine.environment import Environment
+from ..models.preserve import seed_generators
 from ..shown import misfit
 from .data import Data
 from .distributed import parallel, rank_and_world
@@ -149,7 +150,7 @@ class Trainer:
         # The seed depends on the place in the run alone: a resumed run draws the same numbers,
         # and no checkpoint has to hold the state of each process's generator.
         rank, world = rank_and_world()
-        torch.manual_seed(self.recipe.seed + self._step * world + rank)
+        seed_generators(self.recipe.seed + self._step * world + rank)
         pixels = self.normalize(batch.images.to(self.device, non_blocking=True))
         labels = batch.labels.to(self.device, non_blocking=True)
         update = self.batch + 1 == last

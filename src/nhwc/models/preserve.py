@@ -119,9 +119,8 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
         empty = [one for part in modules for one in vars(part).values() if _is_empty(one)]
         known.update(map(id, empty))
         held = [with_contents(vars(module), known, homes) for module in modules]
-        devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
         try:
-            with undrawn(devices):
+            with undrawn():
                 yield
         finally:
             for one in empty:
@@ -138,7 +137,7 @@ def _is_empty(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def undrawn(devices: list[int] | None = None) -> Iterator[None]:
+def undrawn() -> Iterator[None]:
     """Put back the random generators of torch, of Python and, where it is loaded, of numpy.
 
     Threads take turns: one that began within another's would put back what that one drew.
@@ -146,13 +145,29 @@ def undrawn(devices: list[int] | None = None) -> Iterator[None]:
     with turn:
         plain, numpy = random.getstate(), sys.modules.get("numpy.random")
         drawn = None if numpy is None else numpy.get_state(legacy=False)
-        with torch.random.fork_rng(devices=devices or []):
+        with torch.random.fork_rng(devices=cards()):
             try:
                 yield
             finally:
                 random.setstate(plain)
                 if numpy is not None:
                     numpy.set_state(drawn)
+
+
+def cards() -> list[int]:
+    """The GPUs whose generators torch has; before it begins with them there are none."""
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+
+
+def seed_generators(number: int) -> None:
+    """Seed those generators of torch that `undrawn` puts back.
+
+    `torch.manual_seed` also leaves a seed for GPUs that torch has not begun with, which nobody can
+    take back: the user's own would be lost.
+    """
+    torch.default_generator.manual_seed(number)
+    if cards():
+        torch.cuda.manual_seed_all(number)
 
 
 def mark_generators() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from ..errors import InputError, VerificationError
 from ..machine.crowd import one_thread_if_crowded
 from ..models.places import by_call
-from ..models.preserve import drawn_so_far, preserved, undrawn
+from ..models.preserve import drawn_so_far, preserved, seed_generators, undrawn
 from ..models.trees import each_changed, every_tensor_of, flatten
 from .comparing import Check, compare, shapes
 from .widened import run_in_float64, wide_type
@@ -156,7 +156,7 @@ def _observed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[di
     # A model may also count its calls or collect results: every run starts from the same state.
     kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
     with torch.no_grad(), kept:
-        torch.manual_seed(0)
+        seed_generators(0)
         random.seed(0)
         before = drawn_so_far()
         args, named = by_call(function, own)

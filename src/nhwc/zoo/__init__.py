@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.export import ExportedProgram
 
 from ..errors import InputError, NhwcError, is_out_of_memory
 from ..models.kinds import module_of
+from ..models.preserve import seed_generators, undrawn
 from ..models.vision import import_torchvision as import_torchvision
 from .drawn import randomize_batchnorm_ as randomize_batchnorm_
 from .drawn import randomize_constants_ as randomize_constants_
@@ -44,8 +44,8 @@ def load_model(
         builder = find_builder(name)
     if classes is not None and _takes(builder, "num_classes"):
         builder = partial(builder, num_classes=classes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with undrawn():
+        seed_generators(seed)
         made = _built(name, builder)
     if not isinstance(made, (nn.Module, ExportedProgram)):
         if inspect.iscoroutine(made):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...displayed import Displayed
 from ...formats import Format, convert_, format_of
 from ...machine.whole import whole_float32
+from ...models.preserve import seed_generators, undrawn
 from ...pictures import Memory, memory_of
 
 
@@ -80,8 +81,7 @@ class RuleResult(Displayed):
 
 def check(sections: Iterable[Section], device: torch.device) -> tuple[RuleResult, ...]:
     """Run every rule on this device; the state of the random numbers is left alone."""
-    on_cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=on_cuda), torch.no_grad(), whole_float32():
+    with undrawn(), torch.no_grad(), whole_float32():
         return tuple(
             _check(rule, section.title, device) for section in sections for rule in section.rules
         )
@@ -116,7 +116,7 @@ _LACKED = ("compiler", "compile error", "triton")
 def _outcome(program: str, names: dict[str, Any], device: torch.device) -> object:
     *lines, last = ast.parse(program).body
     assert isinstance(last, ast.Expr)
-    torch.manual_seed(0)
+    seed_generators(0)
     # A mode that makes tensors elsewhere is in the way of compilers, so the CPU does without.
     place = device if device.type != "cpu" else contextlib.nullcontext()
     try:
