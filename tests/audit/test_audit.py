@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import nhwc
-from nhwc import Format, audit
+from nhwc import Format, ModelFailed, audit
 from nhwc.graph.modules.mended import Cat
 from nhwc.models.trees import every_tensor_of
 from nhwc.render.audit_text import audit_text
@@ -458,6 +458,22 @@ def test_the_gradients_that_a_backward_pass_begins_with_are_no_calls():
     forward = [call.operator for call in report.calls if not call.backward]
     assert forward == ["torch.nn.functional.conv2d", "torch.nn.functional.relu"]
     assert report.agreement.calls == 2
+
+
+def test_what_to_do_about_a_loss_that_has_no_backward_pass_in_channels_last():
+    class Loss(nn.Module):
+        def __init__(self, loss):
+            super().__init__()
+            self.scores, self.loss = nn.Conv2d(3, 5, 1), loss
+
+        def forward(self, x, target):
+            return self.loss(self.scores(x), target)
+
+    x, target = torch.rand(2, 3, 7, 9), torch.randint(0, 5, (2, 7, 9))
+    with pytest.raises(ModelFailed, match=r"Give it x\.contiguous\(\), or take F\.cross_entropy"):
+        audit(Loss(F.nll_loss), x, target, backward=True)
+    audit(Loss(F.cross_entropy), x, target, backward=True)
+    audit(Loss(lambda s, t: F.nll_loss(s.contiguous(), t)), x, target, backward=True)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "reflect"])

@@ -202,6 +202,11 @@ def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
         advice = advice_on(error, usual)
         if "view size is not compatible" in text:
             advice = "Channels-last memory has no such view: write .reshape or .flatten there."
+        elif "grad_input must be contiguous" in text:
+            advice = (
+                "torch has no backward pass for nll_loss of a channels-last image. Give it "
+                "x.contiguous(), or take F.cross_entropy, which has one."
+            )
         elif tensors and not any(tensor.ndim in CHANNELS_LAST_OF for tensor in tensors):
             advice = (
                 f"The input has {tensors[0].ndim} dimensions; a vision model needs 4 (N, C, H, W) "
