@@ -460,6 +460,14 @@ def test_the_gradients_that_a_backward_pass_begins_with_are_no_calls():
     assert report.agreement.calls == 2
 
 
+def test_of_a_small_clip_it_says_that_a_plan_has_another_kernel():
+    net = nn.Sequential(nn.Conv3d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 8, 3, padding=1))
+    x = torch.rand(1, 3, 4, 8, 8)
+    fast = force(net.eval(), x)
+    (lost,) = audit(fast, x).lost
+    assert "A plan of nhwc.optimize takes a kernel that has one; the graph below it" in lost.remedy
+
+
 def test_what_to_do_about_a_loss_that_has_no_backward_pass_in_channels_last():
     class Loss(nn.Module):
         def __init__(self, loss):

@@ -132,8 +132,8 @@ def _conv3d(call: Call) -> str:
     if clip[0] == 1 and math.prod(clip[:-1]) <= 20480:
         return (
             "`conv3d` has no channels-last path for a single clip this small (N*C*D*H up to 20480);"
-            " audit at the real size. If it stays, nhwc.optimize takes oneDNN's kernel, which has "
-            "one (pytorch#59168)."
+            " audit at the real size. A plan of nhwc.optimize takes a kernel that has one; the "
+            "graph below it, and calls without a plan, take torch's (pytorch#59168)."
         )
     if weight[-2:] == (1, 1) and clip[0] < 16:
         return (
