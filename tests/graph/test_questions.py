@@ -337,6 +337,55 @@ def test_code_asks_by_whatever_way_it_is_called(way):
     torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)))
 
 
+def checking(forward):
+    """A decorator that asks whether it stands outermost, about the module alone."""
+
+    @functools.wraps(forward)
+    def checked(self, *args, **kwargs):
+        if type(self).forward is checked and self.training:
+            raise RuntimeError("not for training")
+        return forward(self, *args, **kwargs)
+
+    return checked
+
+
+def telling(forward):
+    @functools.wraps(forward)
+    def told(self, x):
+        return forward(self, x) * (2 if type(x) is Tensor else 3)
+
+    return told
+
+
+def telling_of_all(forward):
+    @functools.wraps(forward)
+    def told(*args):
+        factor = 2 if type(args[1]) is Tensor else 3
+        return forward(*args) * factor
+
+    return told
+
+
+def decorated(decorator):
+    class Decorated(Logits):
+        def __init_subclass__(cls):
+            cls.forward = decorator(cls.forward)
+
+    class Own(Decorated):
+        def forward(self, x):
+            return self.net(x) * 2
+
+    return random_(nn.Sequential(Own(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))
+
+
+@pytest.mark.parametrize("decorator", [checking, telling, telling_of_all])
+def test_a_decorator_asks_about_the_module_it_is_given_or_about_values(decorator):
+    model = decorated(decorator)
+    fused = fuse(model)
+    assert bool(fused.report.opaque) is (decorator is not checking)
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
+
+
 class Logits(nn.Module):
     """A wrapper as many write it around models of others."""
 

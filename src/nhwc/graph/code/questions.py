@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Iterator
@@ -79,7 +80,10 @@ def _reached(
 ) -> Iterator[tuple[types.FunctionType, bool]]:
     """The functions that a call may run, and whether each gets the object that has it."""
     for function in functions_of(module):
-        named = hasattr(type(module), function.__code__.co_name)
+        # A decorator's own function stands there under the name of what it decorates.
+        stands = inspect.getattr_static(type(module), function.__name__, None) is function
+        decorates = stands and function.__code__.co_argcount > 0
+        named = decorates or hasattr(type(module), function.__code__.co_name)
         yield function, named and function in methods and takes_module(module, function)
     for function in functions_behind(module):
         yield function, function.__code__.co_varnames[:1] == ("self",)
