@@ -429,6 +429,19 @@ class Listing(nn.Module):
         return self.second([x, self.first([x])])
 
 
+@pytest.mark.parametrize("method", ["reshape_as", "view_as"])
+def test_what_takes_the_shape_of_another_is_a_tensor(method):
+    class Shaped(Logits):
+        def forward(self, x):
+            y = getattr(self.net(x).flatten(0, 1), method)(x[:, :1].expand(-1, 4, -1, -1))
+            return y.logits if hasattr(y, "logits") else y
+
+    model = random_(Shaped())
+    fused = fuse(model)
+    assert not fused.report.opaque
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
+
+
 def test_annotations_of_a_part_are_not_believed():
     model = random_(Listing())
     fused = fuse(model)

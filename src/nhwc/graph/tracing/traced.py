@@ -144,6 +144,15 @@ _TENSOR_RESULTS = {
     *activations.NAMES,
     *("conv1d", "conv2d", "conv3d", "linear", "cat", "stack", "matmul", "interpolate", "pad"),
     *("add_", "sub_", "mul_", "div_", "batch_norm", "permute", "transpose", "reshape", "view"),
-    *("flatten", "contiguous", "mean", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"),
+    *(
+        "flatten",
+        "reshape_as",
+        "view_as",
+        "contiguous",
+        "mean",
+        "adaptive_avg_pool2d",
+        "avg_pool2d",
+        "max_pool2d",
+    ),
     *("dropout", "layer_norm", "softmax"),
 }
