@@ -476,6 +476,52 @@ def test_new_weights_end_the_plan_and_change_the_answers():
         close(copied(x), fast.portable(x))
 
 
+class Writing(Layers):
+    def forward(self, x):
+        return x if x.shape[2] > 100 else self.written(self.norm(self.conv(x)))
+
+
+class IntoContiguous(Writing):
+    def written(self, y):
+        z = y.contiguous()
+        z.mul_(2)
+        return y + z
+
+
+class IntoPartOfContiguous(Writing):
+    def written(self, y):
+        z = y.contiguous()
+        z[:, :2] = 0
+        return y + z
+
+
+class IntoConverted(Writing):
+    def written(self, y):
+        z = y.to(memory_format=torch.channels_last)
+        torch.add(z, 1, out=z)
+        return y * z
+
+
+class IntoReshaped(Writing):
+    def written(self, y):
+        z = y.reshape(len(y), -1)
+        z += z.mean()
+        return y + z.sum()
+
+
+@pytest.mark.parametrize("example", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "kind", [IntoContiguous, IntoPartOfContiguous, IntoConverted, IntoReshaped]
+)
+@torch.no_grad()
+def test_a_write_into_what_may_be_a_copy_shows_where_it_does_in_eager(kind, example):
+    model, x = woken(kind), image()
+    fast = force(model, x.to(memory_format=example))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = x.to(memory_format=layout)
+        close(fast(given), model(given))
+
+
 class Summed(Layers):
     def forward(self, x):
         if x.shape[2] > 100:

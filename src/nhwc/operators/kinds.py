@@ -30,6 +30,9 @@ STRIDE_METHODS = {"stride", "is_contiguous", "storage_offset", "data_ptr"}
 STRIDE_METHODS |= {"as_strided", "as_strided_copy", "as_strided_scatter"}
 """They read how a tensor lies in memory, or by strides that the code gives."""
 
+MAYBE_COPIES = {"contiguous", "to", "reshape", "reshape_as", "flatten", "ravel"}
+"""How a tensor lies in memory decides whether they return a copy, or it itself, or a view of it."""
+
 _UNMARKED_VIEWS = {
     # Conversions, which return what already is as it should be.
     *("bfloat16", "bool", "byte", "cdouble", "cfloat", "chalf", "char", "conj_physical", "cpu"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ...operators.kinds import STRIDE_METHODS
+from ...operators.kinds import MAYBE_COPIES, STRIDE_METHODS
 from .accesses import CHANGING
 from .reached import codes_in, functions_of, methods_of, names_in, takes_module
 
@@ -103,7 +103,10 @@ def reads_state(module: nn.Module) -> str:
 
 
 def asks_strides(module: nn.Module) -> str:
-    """Where code of `module` or of a part asks how a tensor lies in memory; '' if nowhere.
+    """Where code of `module` or of a part depends on how a tensor lies in memory; '' if nowhere.
+
+    It asks; or it writes in place into what is a copy or not as the tensor lies, or into what that
+    was made of.
 
     >>> asks_strides(nn.ReLU())
     ''
@@ -112,12 +115,55 @@ def asks_strides(module: nn.Module) -> str:
         for function in functions_of(part):
             code = function.__code__
             # `self.stride` is a number of a layer's.
-            tree = tree_of(code) if STRIDE_METHODS & names_in(code) else None
-            for node in ast.walk(tree) if tree is not None else ():
-                called = node.func if isinstance(node, ast.Call) else None
-                if isinstance(called, ast.Attribute) and called.attr in STRIDE_METHODS:
-                    return _line(function, called)
+            depends = (STRIDE_METHODS | MAYBE_COPIES) & names_in(code)
+            tree = tree_of(code) if depends else None
+            nodes = [*ast.walk(tree)] if tree is not None else []
+            copies = [node for node in nodes if _maybe_copied(node)]
+            written = {_base(target) for node in nodes for target in _written_in_place(node)}
+            for node in nodes:
+                match node:
+                    case ast.Call(ast.Attribute(attr=name) as called) if name in STRIDE_METHODS:
+                        return _line(function, called)
+                    case ast.Assign(targets=[ast.Name(made)], value=ast.Call(called) as copy) if (
+                        copy in copies and _base(copy) != made and {made, _base(copy)} & written
+                    ):
+                        return _line(function, called)
+            for target in (target for node in nodes for target in _written_in_place(node)):
+                if any(one in copies for one in ast.walk(target)):
+                    return _line(function, target)
     return ""
+
+
+def _maybe_copied(node: ast.AST) -> bool:
+    """Whether it calls for a copy that is none if the tensor lies as it should."""
+    match node:
+        case ast.Call(ast.Attribute(attr="to"), keywords=given):
+            return "memory_format" in [one.arg for one in given]
+        case ast.Call(ast.Attribute(attr=name)):
+            return name in MAYBE_COPIES
+    return False
+
+
+def _written_in_place(node: ast.AST) -> list[ast.expr]:
+    """What is said to be written into."""
+    match node:
+        case ast.AugAssign(target):
+            return [target]
+        case ast.Subscript(value, ctx=ast.Store()):
+            return [value]
+        case ast.Call(ast.Attribute(value, attr)) if attr.endswith("_") and attr[-2:] != "__":
+            return [value]
+        case ast.Call(_, args, keywords):
+            out = [one.value for one in keywords if one.arg == "out"]
+            return out + args[:1] * any(one.arg == "inplace" for one in keywords)
+    return []
+
+
+def _base(value: ast.expr) -> str:
+    """The name of what `value` is a part, a view or a copy of; '' if it is none."""
+    while isinstance(value, ast.Subscript | ast.Attribute | ast.Call):
+        value = value.func if isinstance(value, ast.Call) else value.value
+    return value.id if isinstance(value, ast.Name) else ""
 
 
 def may_read_later(modules: Iterable[nn.Module], name: str, kept: object) -> bool:

@@ -176,6 +176,8 @@ class _Recorder(TorchFunctionMode):
         self._paths = {module: path for path, module in root.named_modules()}
         self._training = {part for part in root.modules() if part.training}
         self._made: set[int] = set()
+        # What code made contiguous that was so already: in a call with other strides, a copy.
+        self._maybe_copied: set[Any] = set()
         # Code may ask for the shapes of parameters, not for values that training changes.
         self._fakes: dict[int, Tensor] = {}
         self._fakes |= {id(p): self._fake.from_tensor(p) for p in root.parameters()}
@@ -303,6 +305,8 @@ class _Recorder(TorchFunctionMode):
         same = next((t for t in given if result is t or result is self._fakes.get(id(t))), None)
         if same is not None and not written:
             self.noted.graph.erase_node(node)
+            if name_of(function) in ("contiguous", "to"):
+                self._maybe_copied.add(storage_of(result))
             return same
         self.noted.keep(result, node)
         for tensor in written:
@@ -366,6 +370,8 @@ class _Recorder(TorchFunctionMode):
 
     def _check_write(self, tensor: Tensor) -> None:
         """Refuse a write into what outlasts the call; forget the value of what is written to."""
+        if storage_of(self._fakes.get(id(tensor), tensor)) in self._maybe_copied:
+            self.noted.refuse("it writes into what it made contiguous, which may be a copy")
         if isinstance(tensor, FakeTensor):
             return
         if id(tensor) not in self._made:
