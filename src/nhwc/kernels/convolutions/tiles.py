@@ -49,7 +49,7 @@ from ..layers.ending import ENDING
 from ..product.microkernel import TileCall, even, tiles_of
 from ..product.rows import emit_frame
 from . import lean
-from .parts import ALL, INPUT, PRODUCTS
+from .parts import ALL, INPUT
 from .pooled import POOL
 from .tile_outputs import Sums, corner_of, emit_output
 from .transforms import Product, Tiling, Transform
@@ -129,31 +129,30 @@ def _emit(
     sums = own + e.select(a.phase == ALL, a.block_floats, e.i64(0))
     call = TileCall(e, a.tile)
 
-    def everything() -> None:
-        begin, end = e.share(a.blocks * a.groups, thread, threads)
-        with e.range(begin, end) as unit:
-            block, one = unit // a.groups, _of_group(e, a, form, unit % a.groups)
-            first = block * a.block
-            last = e.min(first + a.block, _tiles(a))
-            with e.range(first, last) as tile:
-                _emit_input(e, one, t, tile, own)
-            with e.range(0, a.panels) as panel:
-                _emit_panel(e, one, form, call, _Work(block, panel, own, sums))
-
     def inputs() -> None:
         begin, end = e.share(_tiles(a), thread, threads)
         with e.range(begin, end) as tile:
             _emit_input(e, a, t, tile, a.shared.floats() + tile // a.block * a.block_floats)
 
     def products() -> None:
-        begin, end = e.share(a.blocks * a.panels, thread, threads)
+        """The panels of a block, whose tiles are transformed first if nobody did."""
+        every = a.phase == ALL
+        begin, end = e.share(a.blocks * e.select(every, a.groups, a.panels), thread, threads)
         with e.range(begin, end) as unit:
             # A thread keeps to its panels: it reads their filters once for all blocks.
-            block, panel = unit % a.blocks, unit // a.blocks
-            packed = a.shared.floats() + block * a.block_floats
-            _emit_panel(e, a, form, call, _Work(block, panel, packed, sums))
+            block = e.select(every, unit // a.groups, unit % a.blocks)
+            panel = e.select(every, e.i64(0), unit // a.blocks)
+            one = _of_group(e, a, form, e.select(every, unit % a.groups, e.i64(0)))
+            shared = a.shared.floats() + block * a.block_floats
+            packed = e.select(every, own.address(), shared.address()).floats()
+            with e.when(every):
+                first = block * a.block
+                with e.range(first, e.min(first + a.block, _tiles(a))) as tile:
+                    _emit_input(e, one, t, tile, packed)
+            with e.range(panel, e.select(every, a.panels, panel + 1)) as number:
+                _emit_panel(e, one, form, call, _Work(block, number, packed, sums))
 
-    e.switch(a.phase, {ALL: everything, INPUT: inputs, PRODUCTS: products})
+    e.branch(a.phase == INPUT, inputs, products)
 
 
 def _of_group(e: Emitter, a: Args, form: Form, group: Value) -> Args:
