@@ -226,7 +226,7 @@ def left_of(name: str, swept: Row) -> list[dict[str, Any]]:
     with torch.no_grad():
         captured = capture(model, layers=True)
         run_passes(captured.module)
-        sized = for_sizes(captured.module, inputs, captured.opaque, PASSES)
+        sized, _ = for_sizes(captured.module, inputs, captured.opaque, PASSES)
     found = nhwc.audit(sized.graph if sized else captured.module, *inputs)
     return [
         {

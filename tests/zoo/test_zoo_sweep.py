@@ -2,6 +2,7 @@
 
 import json
 
+from benchmarks.lost_formats import left_of
 from benchmarks.zoo_names import home, names
 from benchmarks.zoo_sweep import main
 from benchmarks.zoo_tables import html, markdown, told
@@ -100,3 +101,10 @@ def test_every_family_is_swept_early_and_small_models_first():
     assert len(early) == len({*early}) > 50
     assert found.index("squeezenet1_1") < found.index("vgg19") < torchvisions
     assert found.index("timm:resnet18") < found.index("timm:resnet50")
+
+
+def test_what_loses_the_format_below_a_plan_is_asked_anew():
+    row = {"input": [[1, 3, 32, 32]], "family": "classification"}
+    assert left_of("shufflenet_v2_x0_5", row) == []
+    clip = {"input": [[1, 3, 4, 16, 16]], "family": "video"}
+    assert {call["operator"] for call in left_of("r3d_18", clip)} >= {"torch.nn.functional.conv3d"}
