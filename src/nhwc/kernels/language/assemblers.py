@@ -35,9 +35,11 @@ class _Queue:
     def turn(self) -> Iterator[None]:
         with self._lock:
             self._waiting += 1
-        self._turns.acquire()
-        with self._lock:
-            self._waiting -= 1
+        try:
+            self._turns.acquire()
+        finally:
+            with self._lock:
+                self._waiting -= 1
         try:
             yield
         finally:
