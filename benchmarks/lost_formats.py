@@ -54,7 +54,8 @@ CAUSES = (
         "resnest|skresn",
         "sum over dim 1 of 5",
         "branches are stacked, weighed and added: a reduction fills NCHW",
-        "`mend_reduction` adds in the order in which the stack lies",
+        "`mend_reduction` adds in the order in which the stack lies; a softmax over the weights of "
+        "the branches, one pixel each, stays where these are in groups",
     ),
     Cause(
         "cait_|efficientformerv2",
@@ -73,7 +74,7 @@ CAUSES = (
         "mobilevitv2",
         "sum over one side, group_norm",
         "reductions over the pixels of a patch fill NCHW",
-        "`mend_reduction`; one `group_norm` of 4x1 patches stays, which 64 pixels leave no more of",
+        "`mend_reduction` adds in the order in which the patches lie",
     ),
     Cause(
         "^(?!lam).*halo",
@@ -136,13 +137,13 @@ CAUSES = (
         "csatv2",
         "cat",
         "two maps of one channel are joined: such a map tells no format",
-        "`mend_reduction` makes maps whose strides say it",
+        "`mend_reduction` makes maps whose strides say it; left: pools of such maps to one pixel",
     ),
     Cause(
         "maxvit|coatnet|convit|naflex",
         "reshape, add",
         "windows, or positions in N, H, W, C order, which are no images of channels",
-        "nothing is lost today but in naflexvit, whose sum of positions is no image",
+        "the audit takes them for no images, and nothing is lost today",
     ),
 )
 
