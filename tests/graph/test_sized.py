@@ -509,9 +509,26 @@ class IntoReshaped(Writing):
         return y + z.sum()
 
 
+class IntoWhatWasFlattened(Writing):
+    def written(self, y):
+        z = torch.flatten(y, 1)
+        torch.relu_(y)
+        return y + z.sum()
+
+
+class IntoPassedOn(Writing):
+    def written(self, y):
+        torch.relu_(y.contiguous().permute(0, 2, 3, 1))
+        return y * 2
+
+
 @pytest.mark.parametrize("example", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
-    "kind", [IntoContiguous, IntoPartOfContiguous, IntoConverted, IntoReshaped]
+    "kind",
+    [
+        *(IntoContiguous, IntoPartOfContiguous, IntoConverted, IntoReshaped),
+        *(IntoWhatWasFlattened, IntoPassedOn),
+    ],
 )
 @torch.no_grad()
 def test_a_write_into_what_may_be_a_copy_shows_where_it_does_in_eager(kind, example):

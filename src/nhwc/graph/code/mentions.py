@@ -115,55 +115,72 @@ def asks_strides(module: nn.Module) -> str:
         for function in functions_of(part):
             code = function.__code__
             # `self.stride` is a number of a layer's.
-            depends = (STRIDE_METHODS | MAYBE_COPIES) & names_in(code)
-            tree = tree_of(code) if depends else None
-            nodes = [*ast.walk(tree)] if tree is not None else []
-            copies = [node for node in nodes if _maybe_copied(node)]
-            written = {_base(target) for node in nodes for target in _written_in_place(node)}
-            for node in nodes:
-                match node:
-                    case ast.Call(ast.Attribute(attr=name) as called) if name in STRIDE_METHODS:
-                        return _line(function, called)
-                    case ast.Assign(targets=[ast.Name(made)], value=ast.Call(called) as copy) if (
-                        copy in copies and _base(copy) != made and {made, _base(copy)} & written
-                    ):
-                        return _line(function, called)
-            for target in (target for node in nodes for target in _written_in_place(node)):
-                if any(one in copies for one in ast.walk(target)):
-                    return _line(function, target)
+            tree = tree_of(code) if (STRIDE_METHODS | MAYBE_COPIES) & names_in(code) else None
+            asking = _where_it_depends(function, tree) if tree is not None else None
+            if asking is not None:
+                return _line(function, asking)
     return ""
 
 
-def _maybe_copied(node: ast.AST) -> bool:
-    """Whether it calls for a copy that is none if the tensor lies as it should."""
-    match node:
-        case ast.Call(ast.Attribute(attr="to"), keywords=given):
-            return "memory_format" in [one.arg for one in given]
-        case ast.Call(ast.Attribute(attr=name)):
-            return name in MAYBE_COPIES
-    return False
+def _where_it_depends(function: types.FunctionType, tree: ast.AST) -> ast.expr | None:
+    nodes = [*ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    for call in calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in STRIDE_METHODS:
+            return call.func
+    copies = [call for call in calls if _may_copy(call)]
+    targets = [target for node in nodes for target in _written_in_place(function, node)]
+    written = {_base(function, target) for target in targets} - {""}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(made)], value=copy) if copy in copies:
+                of = _base(function, copy)
+                if of != made and {made, of} & written:
+                    return copy
+    # `x.contiguous().add_(1)`
+    return next((one for one in targets if any(part in copies for part in ast.walk(one))), None)
 
 
-def _written_in_place(node: ast.AST) -> list[ast.expr]:
+def _may_copy(call: ast.Call) -> bool:
+    """Whether it returns a copy only if the tensor does not lie as it should."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    formatted = any(one.arg == "memory_format" for one in call.keywords)
+    return name in MAYBE_COPIES and (name != "to" or formatted)
+
+
+def _written_in_place(function: types.FunctionType, node: ast.AST) -> list[ast.expr]:
     """What is said to be written into."""
     match node:
         case ast.AugAssign(target):
             return [target]
         case ast.Subscript(value, ctx=ast.Store()):
             return [value]
-        case ast.Call(ast.Attribute(value, attr)) if attr.endswith("_") and attr[-2:] != "__":
-            return [value]
+        case ast.Call(ast.Attribute(attr=name)) if name.endswith("_") and name[-2:] != "__":
+            return _subject(function, node)
         case ast.Call(_, args, keywords):
             out = [one.value for one in keywords if one.arg == "out"]
             return out + args[:1] * any(one.arg == "inplace" for one in keywords)
     return []
 
 
-def _base(value: ast.expr) -> str:
+def _base(function: types.FunctionType, value: ast.expr) -> str:
     """The name of what `value` is a part, a view or a copy of; '' if it is none."""
-    while isinstance(value, ast.Subscript | ast.Attribute | ast.Call):
-        value = value.func if isinstance(value, ast.Call) else value.value
-    return value.id if isinstance(value, ast.Name) else ""
+    found: list[ast.expr] = [value]
+    while found and isinstance(value := found[0], ast.Subscript | ast.Attribute | ast.Call):
+        found = _subject(function, value) if isinstance(value, ast.Call) else [value.value]
+    return value.id if found and isinstance(value, ast.Name) else ""
+
+
+def _subject(function: types.FunctionType, call: ast.Call) -> list[ast.expr]:
+    """What a call is of: x of `x.reshape(n)` and of `torch.reshape(x, n)`."""
+    match call.func:
+        case ast.Attribute(ast.Name(name)) if isinstance(
+            function.__globals__.get(name), types.ModuleType
+        ):
+            return call.args[:1]
+        case ast.Attribute(value):
+            return [value]
+    return []
 
 
 def may_read_later(modules: Iterable[nn.Module], name: str, kept: object) -> bool:

@@ -144,15 +144,6 @@ _TENSOR_RESULTS = {
     *activations.NAMES,
     *("conv1d", "conv2d", "conv3d", "linear", "cat", "stack", "matmul", "interpolate", "pad"),
     *("add_", "sub_", "mul_", "div_", "batch_norm", "permute", "transpose", "reshape", "view"),
-    *(
-        "flatten",
-        "reshape_as",
-        "view_as",
-        "contiguous",
-        "mean",
-        "adaptive_avg_pool2d",
-        "avg_pool2d",
-        "max_pool2d",
-    ),
-    *("dropout", "layer_norm", "softmax"),
+    *("flatten", "contiguous", "mean", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"),
+    *("reshape_as", "view_as", "dropout", "layer_norm", "softmax"),
 }
