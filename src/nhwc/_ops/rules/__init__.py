@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...machine.environment import usable_device
 from . import computing, strides, whole
 from .rule import Drawn as Drawn
 from .rule import Rule as Rule
@@ -24,4 +25,5 @@ def check_rules(
     >>> check_rules(sections=SECTIONS[:1])[0].passed
     True
     """
-    return check(SECTIONS if sections is None else sections, torch.device(device))
+    # A GPU that is used here for the first time has a generator from now on, which is put back.
+    return check(SECTIONS if sections is None else sections, usable_device(device))
