@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nhwc.graph.modules.mended import GridSample
+from nhwc.graph.modules.mended import GridSample, WeightedSamples
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import (
@@ -547,6 +547,36 @@ def sampled(choose):
     return StepCase([x, grid.permute(0, 3, 1, 2)], make, expected, 4 * float(x.abs().max()), units)
 
 
+def weighted_samples(choose):
+    """Sums of places in one to three images, within them and beyond, and where there is none."""
+    n, c, queries = choose.randint(1, 3), choose.choice(CHANNELS), choose.randint(1, 5)
+    sides = [(choose.randint(1, 7), choose.randint(1, 9)) for _ in range(choose.randint(1, 3))]
+    places = [choose.choice([1, 3, 4, 9]) for _ in sides]
+    border, corners = choose.random() < 0.5, choose.random() < 0.5
+    images = [torch.randn(n, c, *side) for side in sides]
+    grids = [(torch.rand(n, queries, count, 2) - 0.5) * 3 for count in places]
+    grids[0].view(-1)[0] = choose.choice([0.0, -1.0, 1.0, 1e30, torch.inf, -torch.inf])
+    weights = torch.randn(n, 1, queries, sum(places))
+    mode = "border" if border else "zeros"
+    found = WeightedSamples(mode, corners)
+    expected = found([x.double() for x in images], [g.double() for g in grids], weights.double())
+    if expected.isnan().any():
+        lasts = [x.double().to(memory_format=torch.channels_last) for x in images]
+        each = [GridSample(mode, corners)(x, g.double()) for x, g in zip(lasts, grids, strict=True)]
+        expected = (torch.cat(each, -1) * weights.double()).sum(-1)
+    pixels = torch.cat([x.permute(0, 2, 3, 1).reshape(-1, c) for x in images])
+    rows = [torch.cat([g.flatten(2) for g in grids], -1), weights.squeeze(1)]
+
+    def make(x, grid, factors, y):
+        settings = {"images": sides, "places": places, "border": border, "corners": corners}
+        return sample.weighted_samples_step(x, grid, factors, y, **settings)
+
+    given = [pixels[:, :, None, None], *(one.transpose(1, 2).unsqueeze(-1) for one in rows)]
+    most = max(max(side) for side in sides)
+    sizes = 4 * sum(places) * max(float(x.abs().max()) for x in images) * float(weights.abs().max())
+    return StepCase(given, make, expected.unsqueeze(-1), sizes, 16.0 + 6 * most)
+
+
 def unary(choose):
     """Functions of one number, of ordinary ones and of those where they end."""
     kind = choose.choice(["clamp", *UNARY])
@@ -642,6 +672,7 @@ MAKERS = (
         numbered,
         spread,
         sampled,
+        weighted_samples,
         unary,
         small_products,
     ),

@@ -26,6 +26,7 @@ from nhwc.graph.modules.mended import (
     GroupNorm,
     InstanceNorm,
     Interleave,
+    WeightedSamples,
 )
 from nhwc.kernels.convolutions.few import filters_served
 from nhwc.passes import PASSES, run_passes
@@ -297,6 +298,84 @@ def test_places_that_a_layer_computes_end_no_program(padding):
     graph, program, chosen = lowered(Sampling(padding), x)
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+class Deformable(Net):
+    """Attention to places of several images, whose values lie together or apart."""
+
+    def __init__(self, together):
+        super().__init__()
+        torch.manual_seed(0)
+        self.value, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.offsets, self.weights = nn.Linear(8, 2 * 7 * 2), nn.Linear(8, 2 * 7)
+        self.sample = WeightedSamples("zeros", align_corners=False)
+        self.together = together
+
+    def forward(self, x, small):
+        n, c, h, w = x.shape
+        tokens = [one.flatten(2).transpose(1, 2) for one in (x, small)]
+        query = tokens[0]
+        if self.together:
+            values = self.value(torch.cat(tokens, 1)).split([42, 12], 1)
+            values = [values[one] for one in (0, 1)]
+        else:
+            values = [self.value(one) for one in tokens]
+        heads = [
+            one.transpose(1, 2).reshape(n * 2, c // 2, *side)
+            for one, side in zip(values, ((h, w), (4, 3)), strict=True)
+        ]
+        count = query.shape[1]
+        places = self.offsets(query).tanh().reshape(n, count, 2, 7, 2).split([3, 4], 3)
+        places = [places[one].transpose(1, 2).flatten(0, 1) for one in (0, 1)]
+        weights = self.weights(query).reshape(n, count, 2, 7).softmax(-1).transpose(1, 2)
+        found = self.sample(heads, places, weights.reshape(n * 2, 1, count, 7))
+        return self.out(found.view(n, c, count).transpose(1, 2))
+
+
+@pytest.mark.parametrize("together", [True, False])
+@torch.no_grad()
+def test_deformable_attention_is_one_program_that_keeps_no_sample(together):
+    given = images((2, 8, 7, 6), (2, 8, 4, 3))
+    graph, program, chosen = lowered(Deformable(together), *given)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(*given), graph(*given), rtol=1e-4, atol=1e-5)
+
+
+class ByWholeNumbers(Net):
+    """Sides of images, and which of them count, are no floats, and are read by arithmetic alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 8)
+        self.register_buffer("sides", torch.tensor([[7, 5], [4, 3], [2, 2], [1, 9]]))
+        self.register_buffer("counts", torch.tensor([True, False, True, True]))
+
+    def forward(self, x):
+        places = self.linear(x).unflatten(2, (4, 2)) / self.sides
+        return (places * self.counts[:, None]).flatten(2).relu()
+
+
+@torch.no_grad()
+def test_constants_that_are_no_floats_end_no_program():
+    x = torch.randn(2, 5, 6)
+    net = ByWholeNumbers()
+    graph, program, chosen = lowered(net, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), graph(x))
+    assert net.sides.dtype is torch.int64
+
+
+@torch.no_grad()
+def test_constants_that_others_read_stay_whole_numbers():
+    class Returned(ByWholeNumbers):
+        def forward(self, x):
+            return super().forward(x), self.sides // 2, self.counts
+
+    x = torch.randn(2, 5, 6)
+    graph, program, _ = lowered(Returned(), x)
+    for made, expected in zip(program(x), graph(x), strict=True):
+        torch.testing.assert_close(made, expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 70, 60), (1, 24, 9, 20, 31)])

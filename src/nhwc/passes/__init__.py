@@ -10,6 +10,7 @@ from torch import fx
 
 from ..graph import graphs
 from ..graph.report import PassReport, Site
+from .drop_masks import drop_masks
 from .eliminate_dropout import eliminate_dropout
 from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
@@ -24,6 +25,7 @@ from .fuse_norm_activation import fuse_norm_activation
 from .join_attention import join_attention
 from .join_positions import join_positions
 from .join_response_norm import join_response_norm
+from .join_samples import join_samples
 from .join_scores import join_scores
 from .lift_functional import lift_functional
 from .lift_products import lift_products
@@ -94,11 +96,13 @@ PASSES: tuple[Pass, ...] = (
     fold_mixing,
     split_attention,
     number_masks,
+    drop_masks,
     join_positions,
     join_attention,
     join_scores,
     narrow_tokens,
     join_response_norm,
+    join_samples,
     fold_scale,
     fold_scale_behind_relu,
     *MENDING,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +119,24 @@ def shape_given(node: fx.Node) -> list[Any] | None:
         return None
     shape = numbers_given(node)
     return list(shape) if isinstance(shape, list | tuple) else None
+
+
+class Sampling(NamedTuple):
+    """A bilinear `grid_sample`: of what, where, and how."""
+
+    image: Any
+    grid: Any
+    padding_mode: str
+    align_corners: bool
+
+
+def sampling_of(node: fx.Node) -> Sampling | str:
+    """What a call of `F.grid_sample` asks for, or why there is no NHWC form of it."""
+    given = bound(node, ("input", "grid", "mode", "padding_mode", "align_corners"))
+    mode, padding = given.get("mode", "bilinear"), given.get("padding_mode", "zeros")
+    if mode != "bilinear" or padding not in ("zeros", "border"):
+        return f"there is no NHWC form for mode={mode!r}, padding_mode={padding!r}"
+    return Sampling(given["input"], given["grid"], padding, bool(given.get("align_corners")))
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -126,9 +126,10 @@ class _Binder:
                 self._hold(node)
                 feeds.append(self._feed(node))
             elif node.op == "get_attr":
-                constants[self._hold(node)] = _attribute(self.graph, node)
+                constants[self._hold(node)] = self._numbers(node, _attribute(self.graph, node))
             elif node in self.record.constant:
-                constants[self._hold(node)] = self._computed(node, constants)
+                made = self._computed(node, constants)
+                constants[self._hold(node)] = self._numbers(node, made)
         for unit in stretches(self.scene.layers, self.choice):
             computing, moving = self._without_end(unit)
             if len(computing) > 1:
@@ -207,6 +208,9 @@ class _Binder:
         """What a node makes of constants and fixed values alone."""
         run = caller(self.graph, self.record, node)
         return run(*(constants[self.slots[one, None]] for one in self.record.read_by(node)))
+
+    def _numbers(self, node: fx.Node, value: Any) -> Any:
+        return value.float() if node in self.record.whole else value
 
     def _feed(self, node: fx.Node) -> int | None:
         """The slot an input goes to, through a step that gives it the layout planned for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..graph.modules.ordered import Reduced, Repeat, Softmax
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
 from ..operators.activations import MODULES
+from ..operators.kinds import arithmetic_of
 from .recording import Record, Seen
 
 _TO_LAST, _TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -50,6 +52,29 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
         computed = is_computed_from_arguments(node) or _is_layer(node)
         if computed and node not in changing:
             record.constant.add(node)
+
+
+def note_numbers(record: Record) -> None:
+    """Note constants of whole numbers that only arithmetic of floats reads: kernels get floats.
+
+    Torch makes floats of them in each call. Deformable attention divides by the sides of images.
+    """
+    for node, seen in record.values.items():
+        if not isinstance(seen, Seen) or seen.dtype.is_floating_point or seen.dtype.is_complex:
+            continue
+        if record.is_given(node) and all(_is_of_floats(record, user) for user in node.users):
+            record.whole.add(node)
+            record.values[node] = replace(seen, dtype=torch.float32)
+            if node in record.made:
+                record.made[node] = record.made[node].float()
+
+
+def _is_of_floats(record: Record, node: fx.Node) -> bool:
+    """Whether `node` is arithmetic that torch does in float32, and no constant itself."""
+    seen = record.tensor(node)
+    name = str(getattr(node.target, "__name__", node.target))
+    known = arithmetic_of(name) is not None and not node.kwargs and not record.is_given(node)
+    return known and seen is not None and seen.dtype is torch.float32
 
 
 def _is_layer(node: fx.Node) -> bool:

@@ -80,6 +80,8 @@ class Record:
 
         Where windows are masked with -100, scores become numbers that processors are slow with.
         """
+        self.whole: set[fx.Node] = set()
+        """Constants of whole numbers, or of truth, that are made floats with the plan."""
         self.tokens: set[fx.Node] = set()
         """Tensors whose channels are their last dimension, though they may have four."""
 

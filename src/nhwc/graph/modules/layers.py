@@ -31,6 +31,7 @@ from .mended import (
     Interleave,
     Pixel,
     SpelledAttention,
+    WeightedSamples,
 )
 from .ordered import Reduced, Repeat, Softmax
 
@@ -254,6 +255,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     StatisticsNorm,
     ToFrames,
     SummedConv2d,
+    WeightedSamples,
     *dict.fromkeys((*FOLDED, *PROMOTED)),
 )
 """All of them, for whoever stores a graph and builds it again."""

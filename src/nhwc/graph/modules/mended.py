@@ -343,3 +343,23 @@ class GridSample(Leaf):
             return torch.nan_to_num(place).clamp(0, size - 1)
         # An infinite place is none: what is taken from itself leaves NaN.
         return place.clamp(-2, size + 1) + (place - place)
+
+
+class WeightedSamples(Leaf):
+    """The sum of bilinear samples of several images, each times a number: deformable attention.
+
+    Images are N, C, H, W, places N, Q, P, 2 for each, and `weights` N, 1, Q and all P together; the
+    result is N, C, Q.
+    """
+
+    def __init__(self, padding_mode: str, align_corners: bool) -> None:
+        super().__init__()
+        self.padding_mode = padding_mode
+        self.align_corners = align_corners
+
+    def forward(self, images: list[Tensor], grids: list[Tensor], weights: Tensor) -> Tensor:
+        found = [
+            F.grid_sample(x, grid, "bilinear", self.padding_mode, self.align_corners)
+            for x, grid in zip(images, grids, strict=True)
+        ]
+        return (torch.cat(found, -1) * weights).sum(-1)

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from ...graph import bound
 from ...graph.modules.leaves import runs_hooks
-from ...graph.modules.mended import Attention, Cat, GridSample, SpelledAttention
+from ...graph.modules.mended import Attention, Cat, GridSample, SpelledAttention, WeightedSamples
 from ...graph.modules.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
@@ -37,7 +37,7 @@ from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
 from .rows import concatenated, pointwise, repeated, replaced, rowwise, scaled
-from .sampling import sampled
+from .sampling import sampled, weighted_samples
 from .signals import signals
 
 _OF_SOFTMAX = ("input", "dim", "dtype", "_stacklevel")
@@ -73,6 +73,8 @@ class _TokensCall(OperatorCall):
             return self._softmax_of(module.dim)
         if type(module) is GridSample:
             return sampled(self)
+        if type(module) is WeightedSamples:
+            return weighted_samples(self)
         if type(module) is nn.Fold:
             return fold(self)
         if isinstance(module, Reduced):
