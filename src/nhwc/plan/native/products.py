@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...kernels.layers.batched import Lying, batched_step
@@ -45,26 +46,30 @@ class _Matrices:
         return Lying(self.pixels * view.pixel + self.channels, row, column)
 
 
-def matrix_product(record: Record, layer: Layer) -> Implementation | None:
-    """`matmul` of matrices in any number of batches; None for vectors."""
+def matrix_product(
+    record: Record, layer: Layer, *, transposed: bool = False
+) -> Implementation | None:
+    """`matmul` of matrices in any number of batches, or of a vector; `linear` if `transposed`."""
     nodes = layer.given
     if len(nodes) != 2 or not {*nodes} <= {*layer.inputs}:
         return None
     out = record.values[layer.node].shape
-    shapes = [record.values[node].shape for node in nodes]
-    if any(len(shape) < 2 for shape in shapes):
-        return None
     places = [layer.inputs.index(node) for node in nodes]
-    count = math.prod(out[:-2])
 
     def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
-        parts = []
-        for place in places:
-            where = given[place].where
-            whole = where.expand(*out[:-2], *where.shape[-2:])
-            parts.append(Moved(given[place].buffer, whole.reshape(count, *where.shape[-2:])))
-        x, factors = parts
-        turned = [Moved(one.buffer, one.where.transpose(1, 2)) for one in parts]
+        left, right = (given[place].where for place in places)
+        right = right.t() if transposed else right
+        left = left[None] if left.ndim == 1 else left
+        right = right[:, None] if right.ndim == 1 else right
+        if right.ndim == 2:
+            # One matrix for all rows, whichever batch they are of.
+            left, right = left.reshape(1, -1, left.shape[-1]), right[None]
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        x, factors = (
+            Moved(given[place].buffer, where.expand(*batch, -1, -1).flatten(0, -3))
+            for place, where in zip(places, (left, right), strict=True)
+        )
+        turned = [Moved(one.buffer, one.where.transpose(1, 2)) for one in (x, factors)]
         if _gathered(turned[0]) < _gathered(factors):
             # The transposed product gathers less: its result is turned on paper.
             made = _product(builder, turned[1], turned[0])

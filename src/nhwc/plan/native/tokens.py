@@ -192,6 +192,7 @@ _BY_NAME: dict[str, Callable[[_TokensCall], Implementation | None]] = {
     "addcmul": _TokensCall._product_added,
     **dict.fromkeys(("pow", "square"), lambda call: call._each_number(squaring(call))),
     **dict.fromkeys(("matmul", "bmm"), lambda call: matrix_product(call.record, call.layer)),
+    "linear": lambda call: matrix_product(call.record, call.layer, transposed=True),
     "einsum": lambda call: pair_product(call.record, call.layer),
     "normalize": _TokensCall._unit_rows,
     "over_root_mean_square": _TokensCall._over_root,
