@@ -1002,6 +1002,8 @@ def test_every_ratio_is_that_of_the_times_beside_it(planned):
     assert "0.86x of 190 ms" in graph
     assert "100 ms" in plan
     assert "2.20x of 220 ms" in plan
+    # A time of the input's own would stand beside those of other turns.
+    assert not any(line.startswith("  as it was given") for line in lines)
     data = report.to_dict()
     for stage, ratio in data["ratios"].items():
         before, after = data["inputs_times"][stage], data["times"][stage]

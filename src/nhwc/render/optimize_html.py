@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._optimize.report import OptimizeReport
+from .optimize_text import rounds
 from .page import page
 
 
@@ -17,9 +18,10 @@ def optimize_html(
         **report.to_dict(),
         "name": name,
         "where": str(report.environment),
-        "medians": {stage: samples.median_s for stage, samples in report.times.items()},
-        "befores": {stage: samples.median_s for stage, samples in report.inputs_times.items()},
-        "quartiles": {stage: samples.quartiles_s for stage, samples in report.times.items()},
+        "befores": {stage: one.before.median_s for stage, one in report.compared.items()},
+        "medians": {stage: one.after.median_s for stage, one in report.compared.items()},
+        "rounds": rounds(report),
+        "quartiles": {stage: one.after.quartiles_s for stage, one in report.compared.items()},
         "audits": {stage: _strip(audit) for stage, audit in (audits or {}).items()},
     }
     return page("optimize", f"{name} {', '.join(report.inputs)}: optimized", data)

@@ -9,12 +9,7 @@ from ..graph.report import PassReport
 from ..models.trees import some
 from .text import milliseconds, paint, plural, wrap
 
-_STAGES = {
-    "input": "as it was given",
-    "graph": "after the passes",
-    "plan": "with chosen kernels",
-}
-
+_STAGES = {"graph": "after the passes", "plan": "with chosen kernels"}
 
 _WORTH_TELLING = 0.01
 """A share of a call from which on an operator of torch's is named."""
@@ -201,15 +196,17 @@ def _verification(report: OptimizeReport) -> list[str]:
 
 
 def _times(report: OptimizeReport, color: bool) -> list[str]:
-    how = "remembered" if report.remembered else f"{plural(_rounds(report), 'round')}, in turns"
-    lines = [f"times ({how}; set up in {report.setup_s:.1f} s)"]
-    for stage, samples in report.times.items():
-        low, high = samples.quartiles_s
-        ratio = _ratio(report, stage) if stage in report.ratios else ""
+    """List the stages, each beside the input in its own turns: another moment's say nothing."""
+    how = "remembered" if report.remembered else rounds(report)
+    how = f"{how}; set up in {report.setup_s:.1f} s"
+    lines = [wrap(f"times in turns with the model as it was given ({how})", "", "  ")]
+    for stage, one in report.compared.items():
+        low, high = one.after.quartiles_s
         mark = "<- returned"
         line = wrap(
-            f"{_STAGES[stage]:<22}{milliseconds(samples.median_s):>9}"
-            f"  ({milliseconds(low)} to {milliseconds(high)}){ratio}"
+            f"{_STAGES[stage]:<22}{milliseconds(one.after.median_s):>9}"
+            f"  ({milliseconds(low)} to {milliseconds(high)})"
+            f"  {one.ratio:.2f}x of {milliseconds(one.before.median_s)}"
             f"{f' {mark}' if stage == report.chosen else ''}",
             "  ",
             26 * " ",
@@ -220,11 +217,7 @@ def _times(report: OptimizeReport, color: bool) -> list[str]:
     return lines
 
 
-def _ratio(report: OptimizeReport, stage: str) -> str:
-    """Say how many times faster a stage is than the input was when both were timed in turns."""
-    before = milliseconds(report.inputs_times[stage].median_s)
-    return f"  {report.ratios[stage]:.2f}x of {before}"
-
-
-def _rounds(report: OptimizeReport) -> int:
-    return len(report.times["input"].seconds)
+def rounds(report: OptimizeReport) -> str:
+    """In how many turns the stages were timed, which may differ."""
+    *fewer, most = sorted({len(one.after.seconds) for one in report.compared.values()})
+    return " and ".join([*map(str, fewer), plural(most, "round")])

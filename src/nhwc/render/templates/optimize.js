@@ -14,19 +14,27 @@ function describeResult() {
 }
 
 function drawStages() {
-  const longest = Math.max(...Object.values(data.quartiles).map((pair) => pair[1]));
-  const part = (seconds) => (seconds / longest) * 100 + "%";
-  for (const [stage, median] of Object.entries(data.medians)) {
+  // Each is drawn as a share of the input's time in its own turns.
+  const shares = { input: [1, 1, 1] };
+  for (const [stage, before] of Object.entries(data.befores)) {
     const [low, high] = data.quartiles[stage];
+    shares[stage] = [low, data.medians[stage], high].map((seconds) => seconds / before);
+  }
+  const longest = Math.max(...Object.values(shares).flat());
+  const part = (share) => (share / longest) * 100 + "%";
+  for (const [stage, [low, median, high]] of Object.entries(shares)) {
+    const timed = stage in data.medians;
+    const title = timed ? `quartiles ${data.quartiles[stage].map(ms).join(" to ")}` : "the time that the others are held against";
     const spread = make("div", { class: "spread", style: `left:${part(low)};width:${part(high - low)}` });
     $("#stages").append(make("div", { class: "stage" + (stage === data.chosen ? " chosen" : "") },
       make("span", {}, stageNames[stage] ?? stage),
-      make("div", { class: "track", title: `quartiles ${ms(low)} to ${ms(high)}` }, make("div", { class: "bar", style: `width:${part(median)}` }), spread),
-      make("span", { class: "ms" }, ms(median)),
-      make("span", { class: "ratio" }, stage in data.ratios ? `${data.ratios[stage].toFixed(2)}x of ${ms(data.befores[stage])}` : "")));
+      make("div", { class: "track", title }, make("div", { class: "bar", style: `width:${part(median)}` }), timed ? spread : ""),
+      make("span", { class: "ms" }, timed ? ms(data.medians[stage]) : ""),
+      make("span", { class: "ratio" }, timed ? `${data.ratios[stage].toFixed(2)}x of ${ms(data.befores[stage])}` : "")));
   }
   $("#stages").append(make("div", { class: "soft" },
-    data.remembered ? "Remembered from an earlier run with the same graph, shapes and kernels." : `${plural(data.times.input.length, "round")}; the thin bars span the quartiles.`));
+    (data.remembered ? "Remembered from an earlier run with the same graph, shapes and kernels." : `${data.rounds}; the thin bars span the quartiles.`)
+    + " Each bar is a share of the time that the model as it was given took in the same turns."));
 }
 
 const tones = { loses: "lost", misreads: "lost", converts: "pays", restores: "pays", keeps: "last", plain: "plain" };
