@@ -215,6 +215,26 @@ class AskingInside(nn.Module):
         return asking_where_opaque(x, x)
 
 
+class WritingInside(nn.Module):
+    def forward(self, x):
+        if x.sum() < 1e9:
+            x.contiguous().add_(1)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (AskingInside(), "code of _1 asks how a tensor lies in memory (test_strange.py:"),
+        (WritingInside(), "code of _1 writes in place into what is a view or a copy as it lies"),
+    ],
+)
+@torch.no_grad()
+def test_a_closed_part_without_a_plan_says_what_it_does_by_the_layout(part, why):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), part, nn.Conv2d(8, 8, 3)).eval()
+    assert why in nhwc.optimize(net, torch.rand(1, 3, 16, 16)).report.plans[0].reason
+
+
 @torch.no_grad()
 def test_an_opaque_part_that_asks_for_strides_is_answered_as_by_the_model():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), AskingInside(), nn.Conv2d(8, 8, 3)).eval()

@@ -98,7 +98,7 @@ def _with_parts(
     parts: dict[fx.GraphModule, list[Served]] = {}
     told = []
     asked = asks_strides(around)
-    strides = f"code of the model depends on how a tensor lies in memory ({asked})" if asked else ""
+    strides = f"code of the model {asked}" if asked else ""
     for use in uses(around, examples):
         reason = use.reason or strides
         if reason:

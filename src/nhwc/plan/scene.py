@@ -129,9 +129,9 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         if reason is not None:
             raise Unplannable(reason)
     note_constants(graph, found)
-    asking = _asking_strides(graph, found)
-    if asking is not None:
-        raise Unplannable(f"{asking.name} asks how a tensor lies in memory, which a plan decides")
+    reason = _why_by_layout(graph, found)
+    if reason is not None:
+        raise Unplannable(f"{reason}, which a plan decides")
     note_numbers(found)
     note_tokens(graph, found)
     layers = layers_of(graph, found)
@@ -140,20 +140,22 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
     return _scene(graph, found, layers, exact)
 
 
-def _asking_strides(graph: fx.GraphModule, record: Record) -> fx.Node | None:
-    """The first call that asks how a value lies in memory, if inputs reach that."""
+def _why_by_layout(graph: fx.GraphModule, record: Record) -> str | None:
+    """What the first call does by how a value lies in memory, if inputs reach that."""
     own: set[fx.Node] = set()
     node: fx.Node
     for node in graph.graph.nodes:
         if node.op != "placeholder" and own.issuperset(node.all_input_nodes):
             own.add(node)
-        elif is_opaque(graph, node) and asks_strides(graph.get_submodule(str(node.target))):
-            return node
+        elif is_opaque(graph, node):
+            asked = asks_strides(graph.get_submodule(str(node.target)))
+            if asked:
+                return f"code of {node.name} {asked}"
         elif node.op in ("call_function", "call_method"):
             asks = getattr(node.target, "__name__", node.target) in STRIDE_METHODS
-            asked = node.args[0] if asks and node.args else None
-            if isinstance(asked, fx.Node) and asked not in own and not record.is_given(asked):
-                return node
+            of = node.args[0] if asks and node.args else None
+            if isinstance(of, fx.Node) and of not in own and not record.is_given(of):
+                return f"{node.name} asks how a tensor lies in memory"
     return None
 
 

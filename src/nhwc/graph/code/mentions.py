@@ -103,7 +103,7 @@ def reads_state(module: nn.Module) -> str:
 
 
 def asks_strides(module: nn.Module) -> str:
-    """Where code of `module` or of a part depends on how a tensor lies in memory; '' if nowhere.
+    """What code of `module` or of a part does by how a tensor lies in memory; '' if nothing.
 
     It asks; or it writes in place into what is a copy or not as the tensor lies, or into what that
     was made of.
@@ -116,18 +116,20 @@ def asks_strides(module: nn.Module) -> str:
             code = function.__code__
             # `self.stride` is a number of a layer's.
             tree = tree_of(code) if (STRIDE_METHODS | MAYBE_COPIES) & names_in(code) else None
-            asking = _where_it_depends(function, tree) if tree is not None else None
-            if asking is not None:
-                return _line(function, asking)
+            for where, what in _by_layout(function, tree) if tree is not None else ():
+                return f"{what} ({_line(function, where)})"
     return ""
 
 
-def _where_it_depends(function: types.FunctionType, tree: ast.AST) -> ast.expr | None:
+_WRITES = "writes in place into what is a view or a copy as it lies in memory"
+
+
+def _by_layout(function: types.FunctionType, tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     nodes = [*ast.walk(tree)]
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     for call in calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr in STRIDE_METHODS:
-            return call.func
+            yield call.func, "asks how a tensor lies in memory"
     copies = [call for call in calls if _may_copy(call)]
     targets = [target for node in nodes for target in _written_in_place(function, node)]
     written = {_base(function, target) for target in targets} - {""}
@@ -136,9 +138,10 @@ def _where_it_depends(function: types.FunctionType, tree: ast.AST) -> ast.expr |
             case ast.Assign(targets=[ast.Name(made)], value=copy) if copy in copies:
                 of = _base(function, copy)
                 if of != made and {made, of} & written:
-                    return copy
-    # `x.contiguous().add_(1)`
-    return next((one for one in targets if any(part in copies for part in ast.walk(one))), None)
+                    yield copy, _WRITES
+    for one in targets:  # `x.contiguous().add_(1)`
+        if any(part in copies for part in ast.walk(one)):
+            yield one, _WRITES
 
 
 def _may_copy(call: ast.Call) -> bool:
