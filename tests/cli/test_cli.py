@@ -31,6 +31,8 @@ def model_file(tmp_path):
         "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3))\n"
         "def clean():\n"
         "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n"
+        "def half():\n"
+        "    return clean().half()\n"
         "def broken():\n"
         "    return nn.Conv2d(5, 8, 3)\n"
         "def nothing():\n"
@@ -91,6 +93,13 @@ def test_a_document_that_says_utf_8_is_utf_8_in_any_locale(model_file, format, w
     )  # fmt: skip
     assert done.returncode == 0
     assert within in done.stdout.decode("utf-8")
+
+
+@pytest.mark.parametrize("line", ["audit", "optimize", "bench --variants channels_last"])
+def test_a_half_model_is_given_half_inputs(line, model_file, capsys):
+    verb, *rest = line.split()
+    assert main([verb, f"{model_file}:half", "--input", "2x3x8x8", *rest, "-q"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")

@@ -27,7 +27,7 @@ from ..models.kinds import module_of
 from ..models.scripts import script_in
 from ..models.vision import import_torchvision_if_present
 from ..shown import shown
-from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
+from ..zoo import inputs_for, load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
 from .floor import find_floor
 from .peak import peak_bytes, reset_peak, resident_bytes
@@ -104,8 +104,7 @@ def build(case: Case, sent: bytes) -> Built:
         model = _received(sent)
     else:
         model = load_model(case.model, weights=case.weights, seed=case.seed)
-    draw = torch.Generator().manual_seed(case.seed)
-    inputs = tuple(torch.randn(shape, generator=draw) for shape in case.shapes)
+    inputs = tuple(inputs_for(model, case.shapes, case.seed))
     if not sent and case.weights is None:
         randomize_constants_(model, case.seed)
         randomize_batchnorm_(model, case.seed, inputs=inputs)

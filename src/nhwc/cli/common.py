@@ -9,14 +9,13 @@ import re
 import sys
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from ..machine.environment import memory_bytes, usable_device
 from ..render.text import plural
 from ..shown import is_coloured
-from ..zoo import load_model
+from ..zoo import inputs_for, load_model
 from .values import SEEDS, whole
 
 MODEL = (
@@ -59,8 +58,7 @@ def build(args: argparse.Namespace) -> tuple[nn.Module, list[Tensor]]:
     device = usable_device(args.device)
     shapes = parse_shapes(args.input or ["1x3x224x224"])
     model = load_model(args.model, weights=args.weights, seed=args.seed).to(device)
-    generator = torch.Generator().manual_seed(args.seed)
-    return model, [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+    return model, [x.to(device) for x in inputs_for(model, shapes, args.seed)]
 
 
 def aside() -> contextlib.redirect_stdout[Any]:

@@ -16,6 +16,7 @@ from ..errors import InputError, NhwcError, is_out_of_memory
 from ..models.kinds import module_of
 from ..models.preserve import seed_generators, undrawn
 from ..models.vision import import_torchvision as import_torchvision
+from .drawn import inputs_for as inputs_for
 from .drawn import randomize_batchnorm_ as randomize_batchnorm_
 from .drawn import randomize_constants_ as randomize_constants_
 from .sources import find_builder, said

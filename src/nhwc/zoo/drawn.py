@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+
+
+def inputs_for(model: nn.Module, shapes: Iterable[Sequence[int]], seed: int) -> list[Tensor]:
+    """Random inputs of the type that the model's weights begin with: half ones take no others.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).half()
+    >>> [one.dtype for one in inputs_for(net, [(1, 3, 8, 8)], 0)]
+    [torch.float16]
+    """
+    types = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
+    dtype = next(types, torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(tuple(shape), generator=generator).to(dtype) for shape in shapes]
 
 
 def randomize_batchnorm_(
