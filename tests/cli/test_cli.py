@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ from nhwc import _public
 from nhwc.cli import VERBS, main
 from nhwc.cli.common import parse_shape
 from nhwc.cli.outputs import write_file
+from nhwc.cli.progress import put, say
 from nhwc.kernels.language.isa import ALL as ISAS
 
 from ..made_up import one
@@ -79,6 +81,14 @@ def test_a_name_that_the_locale_cannot_spell_is_escaped(model_file, encoding):
     assert (done.returncode, done.stderr) == (0, b"")
     shown = "n\\xe9tz\\u2192.py" if encoding == "ascii" else "nétz\\u2192.py"
     assert shown in done.stdout.decode(encoding)
+
+
+@pytest.mark.parametrize(("name", "write"), [("stdout", put), ("stderr", say)])
+def test_what_we_draw_is_drawn_in_any_locale(name, write, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii", newline="\n")
+    monkeypatch.setattr(sys, name, stream)
+    write("█░ 1.00x  ·⋯ →\n")
+    assert stream.buffer.getvalue() == b"#- 1.00x  .~ \\u2192\n"
 
 
 @pytest.mark.parametrize(

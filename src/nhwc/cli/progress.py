@@ -26,10 +26,24 @@ def note(text: str) -> None:
 def say(text: str) -> None:
     """Write to stderr; if that is full or gone, the work goes on without a word."""
     try:
-        sys.stderr.write(text)
+        sys.stderr.write(_spelt(text, sys.stderr))
         sys.stderr.flush()
     except OSError:
         drop(sys.stderr)
+
+
+_PLAIN = str.maketrans("█░·⋯", "#-.~")
+"""What bars and pictures of memory are made of, for a locale that lacks it."""
+
+
+def _spelt(text: str, stream: TextIO) -> str:
+    """`text` as a stream can write it; other characters that its locale lacks are escaped."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def put(text: str) -> None:
@@ -44,9 +58,7 @@ def put(text: str) -> None:
             sys.stdout.flush()
             sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
         else:
-            # A character that an old locale lacks is escaped, as Python does on stderr.
-            encoding = sys.stdout.encoding or "utf-8"
-            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            sys.stdout.write(_spelt(text, sys.stdout))
         sys.stdout.flush()
     except BrokenPipeError:
         drop(sys.stdout)
