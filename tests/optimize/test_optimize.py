@@ -167,6 +167,26 @@ def test_names_that_go_into_kwargs_are_planned(named, tmp_path):
             loaded(x, **named | other)
 
 
+class GoesThroughNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(6, 8, 3)
+
+    def forward(self, **views):
+        return self.conv(torch.cat([*views.values()], 1))
+
+
+@torch.no_grad()
+def test_names_in_another_order_are_another_call():
+    model = GoesThroughNames().eval()
+    named = {"left": torch.randn(1, 3, 8, 8), "above": torch.randn(1, 3, 8, 8)}
+    turned = dict(reversed(named.items()))
+    fast = force(model, kwargs=named)
+    assert runs_program(fast, **named)
+    for given in (named, turned):
+        close(fast(**given), model(**given))
+
+
 @torch.no_grad()
 def test_a_result_with_large_weights_is_optimized_again(tmp_path):
     model, x = (

@@ -52,7 +52,7 @@ def by_place(
 ) -> tuple[Any, ...] | None:
     """All arguments in their order, up to the last that is not what `model` takes by itself.
 
-    What goes into `**kwargs` is a dict behind all others, sorted by name.
+    What goes into `**kwargs` is a dict behind all others, in the order of the call.
 
     >>> def forward(x, mask=None, size=8, *, scale=1): ...
     >>> by_place(forward, (1,), {"size": 4}), by_place(forward, (1,), {"scale": 4})
@@ -70,7 +70,7 @@ def by_place(
         bound = signature.bind(*inputs, **named)
     except TypeError:
         return None
-    more = {name: named[name] for name in sorted(named) if name not in names}
+    more = {name: value for name, value in named.items() if name not in names}
     if (not names and not more) or (more and is_open_ended(signature)):
         return None
     bound.apply_defaults()
