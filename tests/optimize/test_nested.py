@@ -234,6 +234,57 @@ def test_a_file_for_a_list_refuses_a_longer_one(tmp_path: Any) -> None:
         loaded(images)
 
 
+class Joins(nn.Module):
+    """Goes through a dict or its names, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 8, 3)
+
+    def forward(self, views):
+        return self.conv(torch.cat([*views.values()], 1))
+
+
+class JoinsNames(Joins):
+    def forward(self, **views):
+        return super().forward(views)
+
+
+class AddsNames(Adds):
+    def forward(self, **views):
+        return super().forward(views.values())
+
+
+VIEWS = {"left": image(), "above": image(seed=2)}
+TURNED = dict(reversed(VIEWS.items()))
+
+
+@torch.no_grad()
+def test_a_file_for_a_dict_refuses_another_order(tmp_path: Any) -> None:
+    model = Joins().eval()
+    fast = force(model, VIEWS)
+    assert fast.serves((VIEWS,))
+    torch.testing.assert_close(fast(TURNED), model(TURNED), rtol=1e-4, atol=1e-4)
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    assert loaded.serves((VIEWS,))
+    torch.testing.assert_close(loaded(VIEWS), model(VIEWS), rtol=1e-4, atol=1e-4)
+    for other in (TURNED, {"left": image()}, [*VIEWS.values()]):
+        with pytest.raises(nhwc.InputError, match=r"a dict of \['left', 'above'\], in this order"):
+            loaded(other)
+
+
+@torch.no_grad()
+def test_names_are_saved_if_their_order_is_no_matter(tmp_path: Any) -> None:
+    model = AddsNames().eval()
+    nhwc.save(force(model, kwargs=VIEWS), tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    for given in (VIEWS, TURNED):
+        torch.testing.assert_close(loaded(**given), model(**given), rtol=1e-4, atol=1e-4)
+    with pytest.raises(nhwc.InputError, match="depends on the order in which it is given"):
+        nhwc.save(force(JoinsNames().eval(), kwargs=VIEWS), tmp_path / "joins.nhwc")
+
+
 @torch.no_grad()
 def test_constants_of_torchs_are_known_by_their_value(tmp_path: Any) -> None:
     class Casts(nn.Module):

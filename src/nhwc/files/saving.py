@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import InputError, is_out_of_memory
 from ..graph import capture
-from ..graph.modules.layers import assert_length, assert_sizes, assert_value
+from ..graph.modules.layers import assert_keys, assert_length, assert_sizes, assert_value
 from ..graph.modules.leaves import runs_hooks
 from ..graph.nodes.flat import NotFlat, is_nested, spelled
 from ..graph.nodes.results import contents_of
@@ -25,6 +25,7 @@ from ..machine.host_memory import unread
 from ..models.kinds import rewritable
 from ..optimized import Optimized, PlanRecipe, describe
 from ..verify import observe, verify
+from ..verify.inputs import random_inputs
 from .container import write
 from .examples import examples_in
 from .layers import OWN_CODE
@@ -182,6 +183,11 @@ def _for_sizes(
             f"the model is optimized for {len(examples)} sets of shapes, each in a graph of its "
             "own; a file holds one. Optimize the model for one set of shapes and save that."
         )
+    if not _takes_names_in_any_order(sized, graph, inputs):
+        raise InputError(
+            "the model cannot be saved: its answer depends on the order in which it is given "
+            "arguments by name, which no file can see. Let it take them in a dict."
+        )
     try:
         result, given = spelled(sized, inputs)
     except NotFlat as why:
@@ -209,6 +215,18 @@ def _answers_as(sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[A
         ones = tree_map_only(Tensor, one_like, tuple(inputs))
         truths.append(observe(graph, [ones], wide=False))
     return all(verify(truth, sized).passed for truth in truths)
+
+
+def _takes_names_in_any_order(
+    sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[Any]
+) -> bool:
+    """Whether `sized` answers as `graph` if what goes into `**kwargs` comes the other way round."""
+    place = sized.graph.find_nodes(op="placeholder")[len(inputs) - 1]
+    if not str(place.target).startswith("**") or len(inputs[-1]) < 2:
+        return True
+    turned = [*inputs[:-1], dict(reversed(inputs[-1].items()))]
+    # Tensors of one shape are drawn alike; others tell whose place one has taken.
+    return _answers_as(sized, graph, random_inputs(turned, 2)[1])
 
 
 def _put_defaults(places: Sequence[fx.Node], declared: Sequence[fx.Node]) -> None:
@@ -240,8 +258,10 @@ def _check_given(graph: fx.Graph, node: fx.Node, given: Any) -> None:
         if node.op == "placeholder" and node.args:  # TorchScript has to see that it is not None.
             node.replace_all_uses_with(checked, lambda user: user is not checked)
     elif is_nested(given):
-        graph.call_function(assert_length, (node, len(given)))
-        for key, item in given.items() if isinstance(given, dict) else enumerate(given):
+        keyed = isinstance(given, dict)
+        check, held = (assert_keys, [*given]) if keyed else (assert_length, len(given))
+        graph.call_function(check, (node, held))
+        for key, item in given.items() if keyed else enumerate(given):
             part = graph.call_function(operator.getitem, (node, key))
             _check_given(graph, part, item)
     else:

@@ -120,6 +120,19 @@ def assert_length(value: Any, length: int) -> None:
         )
 
 
+def assert_keys(value: Any, keys: list[Any]) -> None:
+    """Stop where a dict of inputs has other keys, or in another order; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_keys, (value,), value, keys)
+        return
+    given = list(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+    if given != keys:
+        raise InputError(
+            f"this model was saved for a dict of {keys}, in this order, not for {given}: its code "
+            "may go through it in order. Optimize and save it for yours."
+        )
+
+
 def as_elements(value: Tensor, like: Tensor) -> Tensor:
     """`value` as it is stored in `like[...] = value`; in a trace a call of its own."""
     if has_torch_function((value, like)):

@@ -15,12 +15,12 @@ from typing import Any
 from torch import fx
 
 from ...models.trees import can_be_remade, tuple_like
-from ..modules.layers import assert_length
+from ..modules.layers import assert_keys, assert_length
 from .arguments import is_sayable_name
 from .edit import filled
 from .pickled import PickledGraph
 
-_LOOKING = (operator.getitem, operator.add, getattr, len, assert_length)
+_LOOKING = (operator.getitem, operator.add, getattr, len, assert_keys, assert_length)
 _METHODS = ("get", "items", "keys", "values")
 _HOLDERS = (list, tuple, dict)
 _PLAIN = (int, float, bool, str, type(None))
