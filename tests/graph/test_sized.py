@@ -330,6 +330,41 @@ def test_what_the_first_call_keeps_of_values_is_not_frozen():
     close(copy.deepcopy(fast)(image(seed=2) * 3), copy.deepcopy(model)(image(seed=2) * 3))
 
 
+def normalizes(self, x, *_):
+    if self.table is None:
+        self.table = x.float().mean()
+    return self.norm(self.conv(x.float())) / self.table
+
+
+def weighs(self, x, mask):
+    if self.table is None:
+        self.table = mask.sum(-1, keepdim=True)
+    return self.norm(self.conv(x)) / (1 + self.table)
+
+
+PIXELS = torch.randint(0, 256, (2, 1, 3, 9, 10), generator=torch.Generator().manual_seed(0)).byte()
+MASKS = torch.rand(2, 9, 10, generator=torch.Generator().manual_seed(0)) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("does", "given", "others"),
+    [
+        (normalizes, (image(),), (image(seed=2) + 1,)),
+        (normalizes, (PIXELS[0],), (PIXELS[1] // 2,)),
+        (weighs, (image(), MASKS[0]), (image(), MASKS[1])),
+    ],
+    ids=["floats", "bytes", "masks"],
+)
+@torch.no_grad()
+def test_what_the_first_call_keeps_of_any_numbers_is_not_frozen(does, given, others, tmp_path):
+    model = net(does)
+    fast = force(model, *given)
+    assert not any(plan.opened for plan in fast.report.plans)
+    with pytest.raises(InputError, match="cannot be saved"):
+        nhwc.save(fast, tmp_path / "model.nhwc")
+    close(fast(*others), copy.deepcopy(model)(*others))
+
+
 @torch.no_grad()
 def test_what_is_returned_belongs_to_the_caller():
     model, x = net(lambda self, x: (self.norm(self.conv(x)), torch.arange(x.shape[-1]))), image()

@@ -69,6 +69,24 @@ def reordered_inputs(example: Sequence[Any], seed: int = 0) -> tuple[Any, ...]:
     return tuple(tree_map(turned, tuple(example)))
 
 
+def other_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
+    """The example with other floats, opposite flags, and one of the whole numbers of each tensor.
+
+    >>> other_numbers([torch.tensor([2, 3]), torch.tensor([True, False])])
+    (tensor([2, 2]), tensor([False,  True]))
+    """
+
+    def like(value: Any) -> Any:
+        plain = isinstance(value, Tensor) and value.layout is torch.strided and value.numel()
+        if not plain or holds_numbers(value):
+            return value
+        other = ~value if value.dtype is torch.bool else value.flatten()[0]
+        return torch.empty_like(value).copy_(other)
+
+    # What is drawn from the first seed may be the example.
+    return tuple(tree_map(like, random_inputs(example, 2, seed=1)[1]))
+
+
 def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
     """The example with NaN throughout the first image, or other first entry, of each tensor.
 

@@ -20,7 +20,8 @@ from ...errors import is_out_of_memory
 from ...models.places import by_call
 from ...models.preserve import mark_generators, preserved, undrawn
 from ...operators.kinds import SHAPE_ATTRIBUTES
-from ...verify import cloned
+from ...verify import cloned, observe, verify
+from ...verify.inputs import other_numbers
 from ..effects.across import read_across
 from ..effects.replaced import replaced
 from ..effects.state import State
@@ -63,8 +64,10 @@ def capture_sized(
         raise fx.proxy.TraceError(replaced_code)
     with preserved(graph), torch.no_grad():
         # Run first: code may make tables for a size in its first call and keep them.
+        before = State(graph)
         args, named = by_call(graph, cloned(inputs))
         graph(*args, **named)
+        keeps = _is_changed(before)
         copy = _with_functions_open(renamed(graph.graph))
         root = fx.GraphModule(graph, copy, type(graph).__name__)
         with undrawn(), _without_nested():
@@ -80,7 +83,29 @@ def capture_sized(
                     raise error from None
         result = graph_module(traced, root, type(graph).__name__)
         result.meta["unset"] = root.meta.get("unset", ())
-        return unwrap_layers(result, root), opaque
+        result = unwrap_layers(result, root)
+    if keeps and not _answers_others(graph, result, inputs):
+        raise fx.proxy.TraceError("what its first call keeps depends on the numbers it is given")
+    return result, opaque
+
+
+def _is_changed(state: State) -> bool:
+    try:
+        state.check()
+    except fx.proxy.TraceError:
+        return True
+    return False
+
+
+def _answers_others(graph: fx.GraphModule, sized: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether `sized` answers inputs with other numbers as `graph` does, if that takes them."""
+    try:
+        truth = observe(graph, [other_numbers(inputs)], wide=False)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return True
+    return verify(truth, sized).passed
 
 
 def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
