@@ -275,6 +275,19 @@ def test_a_file_for_a_dict_refuses_another_order(tmp_path: Any) -> None:
 
 
 @torch.no_grad()
+def test_a_file_for_a_dict_takes_any_order_where_keys_are_read(tmp_path: Any) -> None:
+    class Reads(Joins):
+        def forward(self, views):
+            return self.conv(torch.cat([views["above"], views["left"]], 1))
+
+    model = Reads().eval()
+    nhwc.save(force(model, VIEWS), tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    for given in (VIEWS, TURNED):
+        torch.testing.assert_close(loaded(given), model(given), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
 def test_names_are_saved_if_their_order_is_no_matter(tmp_path: Any) -> None:
     model = AddsNames().eval()
     nhwc.save(force(model, kwargs=VIEWS), tmp_path / "model.nhwc")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ..errors import InputError, is_out_of_memory
 from ..graph import capture
@@ -183,7 +183,9 @@ def _for_sizes(
             f"the model is optimized for {len(examples)} sets of shapes, each in a graph of its "
             "own; a file holds one. Optimize the model for one set of shapes and save that."
         )
-    if not _takes_names_in_any_order(sized, graph, inputs):
+    in_order = not _takes_any_order(sized, graph, inputs)
+    last = sized.graph.find_nodes(op="placeholder")[len(inputs) - 1]
+    if in_order and str(last.target).startswith("**"):
         raise InputError(
             "the model cannot be saved: its answer depends on the order in which it is given "
             "arguments by name, which no file can see. Let it take them in a dict."
@@ -200,7 +202,7 @@ def _for_sizes(
     values = [*given, *(one.args[0] for one in left_out)]
     with result.graph.inserting_before([*places, *left_out][-1].next):
         for node, one in zip([*places[: len(given)], *left_out], values, strict=True):
-            _check_given(result.graph, node, one)
+            _check_given(result.graph, node, one, in_order=in_order)
     return result, given
 
 
@@ -217,16 +219,25 @@ def _answers_as(sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[A
     return all(verify(truth, sized).passed for truth in truths)
 
 
-def _takes_names_in_any_order(
-    sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[Any]
-) -> bool:
-    """Whether `sized` answers as `graph` if what goes into `**kwargs` comes the other way round."""
-    place = sized.graph.find_nodes(op="placeholder")[len(inputs) - 1]
-    if not str(place.target).startswith("**") or len(inputs[-1]) < 2:
+def _takes_any_order(sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether `sized` answers as `graph` if each dict of inputs comes the other way round."""
+    if not any(map(_is_dict, tree_leaves(inputs, _is_dict))):
         return True
-    turned = [*inputs[:-1], dict(reversed(inputs[-1].items()))]
     # Tensors of one shape are drawn alike; others tell whose place one has taken.
-    return _answers_as(sized, graph, random_inputs(turned, 2)[1])
+    return _answers_as(sized, graph, random_inputs(_turned(inputs), 2)[1])
+
+
+def _turned(given: Any) -> Any:
+    """What is given, each dict in it with its keys in the opposite order."""
+
+    def turn(one: Any) -> Any:
+        return {key: _turned(one[key]) for key in reversed(one)} if _is_dict(one) else one
+
+    return tree_map(turn, given, is_leaf=_is_dict)
+
+
+def _is_dict(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _put_defaults(places: Sequence[fx.Node], declared: Sequence[fx.Node]) -> None:
@@ -251,19 +262,20 @@ def _left_out(last: fx.Node, declared: Sequence[fx.Node]) -> list[fx.Node]:
     return found
 
 
-def _check_given(graph: fx.Graph, node: fx.Node, given: Any) -> None:
-    """Let the graph check that it is given what it was made for."""
+def _check_given(graph: fx.Graph, node: fx.Node, given: Any, *, in_order: bool) -> None:
+    """Let the graph check that it is given what it was made for; a dict also `in_order`, or not."""
     if isinstance(given, Tensor):
         checked = graph.call_function(assert_sizes, (node, list(given.shape), given.dtype))
         if node.op == "placeholder" and node.args:  # TorchScript has to see that it is not None.
             node.replace_all_uses_with(checked, lambda user: user is not checked)
     elif is_nested(given):
         keyed = isinstance(given, dict)
-        check, held = (assert_keys, [*given]) if keyed else (assert_length, len(given))
+        ordered = keyed and in_order
+        check, held = (assert_keys, [*given]) if ordered else (assert_length, len(given))
         graph.call_function(check, (node, held))
         for key, item in given.items() if keyed else enumerate(given):
             part = graph.call_function(operator.getitem, (node, key))
-            _check_given(graph, part, item)
+            _check_given(graph, part, item, in_order=in_order)
     else:
         graph.call_function(assert_value, (node, given))
 
