@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
 
 from ..browser import needs_browser, opened
+from ..made_up_reports import optimized
 from ..optimizing import Aliasing, force, residual
 
 MODEL = """
@@ -200,3 +202,10 @@ def test_the_page_answers(tmp_path):
         theme = browser.execute_script("return document.documentElement.dataset.theme")
         all_of("#theme")[0].click()
         assert theme != browser.execute_script("return document.documentElement.dataset.theme")
+
+
+def test_what_slower_kernels_cost_is_told_where_it_counts():
+    (plan,) = optimized().plans
+    assert "not the fastest alone: 1 kernel, by 2 ms in all" in plan.sureness
+    assert "not the fastest" not in replace(plan, layers_s=0.5).sureness
+    assert "by 2000 ms in all" in replace(plan, layers=plan.layers[1:] * 1000).sureness

@@ -14,6 +14,9 @@ from ..machine.timing import SAME, Comparison, Samples
 from ..verify import Verification
 
 _MUCH_SLOWER = 1.5
+_OF_ALL_LAYERS = 0.01
+"""A share of their time from which on it is told what slower kernels cost."""
+
 _OF_A_CALL_S = 1e-3
 """What a call may take besides its layers, before its time is doubted."""
 
@@ -150,10 +153,10 @@ def _counted(plan: PlanReport) -> Iterator[str]:
 def _against_figures(plan: PlanReport) -> Iterator[str]:
     own = [layer for layer in plan.layers if layer.chosen in layer.kernels]
     lags = [layer.lag_s for layer in own if layer.lag_s > SAME * layer.chosen.seconds]
-    if lags:
+    if sum(lags) > _OF_ALL_LAYERS * plan.layers_s:
         yield (
             f"Chosen, though not the fastest alone: {len(lags)} kernel{'s' * (len(lags) > 1)}, by "
-            f"{sum(lags) * 1e3:.2g} ms in all; conversions, calls or memory would cost more, or "
+            f"{_ms(sum(lags))} in all; conversions, calls or memory would cost more, or "
             "the whole is faster."
         )
 
@@ -162,10 +165,18 @@ def _as_wholes(plan: PlanReport) -> Iterator[str]:
     taken = next((one for one in plan.wholes[1:] if one.taken), None)
     if taken:
         yield (
-            f"Taken for its time as a whole, {taken.seconds * 1e3:.3g} ms in {taken.sittings} "
+            f"Taken for its time as a whole, {_ms(taken.seconds)} in {taken.sittings} "
             f"sitting{'s' * (taken.sittings > 1)}; the choice by single layers takes "
-            f"{plan.wholes[0].seconds * 1e3:.3g} ms."
+            f"{_ms(plan.wholes[0].seconds)}."
         )
+
+
+def _ms(seconds: float) -> str:
+    """
+    >>> _ms(0.0123456), _ms(1.23456)
+    ('12.3 ms', '1230 ms')
+    """
+    return f"{float(f'{seconds * 1e3:.3g}'):g} ms"
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,7 @@ class OptimizeReport(Displayed):
             return ""
         return (
             f"The plan takes {took / alone:.1f} times as long as its layers alone, "
-            f"{alone * 1e3:.3g} ms: a later optimize times it again."
+            f"{_ms(alone)}: a later optimize times it again."
         )
 
     @property
