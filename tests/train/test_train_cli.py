@@ -196,6 +196,7 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         ([], "give either DATA"),
         (["images", "--synthetic"], "give either DATA"),
         (["nowhere"], "no such folder: nowhere"),
+        ([__file__], "test_train_cli.py is no folder. It should hold train/ and val/"),
         (
             ["images", "-a", f"{FILE}:lazy"],
             "0.weight, 0.bias and 2 more of Sequential has no shape",

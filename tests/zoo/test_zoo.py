@@ -143,6 +143,9 @@ def test_a_folder_is_called_one(tmp_path, monkeypatch):
     for name in ("models", f"{tmp_path}/models"):
         with pytest.raises(nhwc.ModelNotFound, match=r"models is a folder\. Name a saved model"):
             load_model(name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(nhwc.ModelNotFound, match=r"Name a file in it: models/FILE\.py:tiny\."):
+        load_model("models:tiny")
     with pytest.raises(nhwc.ModelNotFound, match=r"^no model named ''"):
         load_model("")
 

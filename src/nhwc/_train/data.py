@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..errors import InputError
-from .images import ImageFolder, Synthetic
+from .images import ImageFolder, Synthetic, check_folder
 from .loader import Loader
 from .recipe import whole
 
@@ -83,10 +83,7 @@ def synthetic(
 
 
 def _checked(root: Path) -> Path:
-    if not root.is_dir():
-        raise InputError(
-            f"no such folder: {root}. It should hold train/ and val/, each with a folder per class."
-        )
+    check_folder(root)
     if not (root / "train").is_dir():
         inside = ", ".join(sorted(path.name for path in root.iterdir())[:4]) or "nothing"
         hint = f"Pass {root.parent}" if root.name in ("train", "val") else "Make a train/ in it"

@@ -198,11 +198,15 @@ def _decode_smaller(
     return left * across, upper * down, right, lower
 
 
-def _class_folders(root: Path) -> list[Path]:
+def check_folder(root: Path) -> None:
+    """Refuse what is no folder in one line."""
     if not root.is_dir():
-        raise InputError(
-            f"no such folder: {root}. The data is train/ and val/, with one folder per class."
-        )
+        what = f"{root} is no folder" if root.exists() else f"no such folder: {root}"
+        raise InputError(f"{what}. It should hold train/ and val/, each with a folder per class.")
+
+
+def _class_folders(root: Path) -> list[Path]:
+    check_folder(root)
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not folders:
         raise InputError(f"{root} holds no class folders. Put the images of each class into one.")

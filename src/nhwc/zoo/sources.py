@@ -60,6 +60,8 @@ def find_object(name: str) -> Callable[..., Any]:
     where, what = _parts(name)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
     found = getattr(module, what, None)
+    if found is None and getattr(module, "__file__", None) is None and Path(where).is_dir():
+        raise ModelNotFound(f"{where} is a folder. Name a file in it: {where}/FILE.py:{what}.")
     if not callable(found):
         raise ModelNotFound(f"{where} has no callable {what!r}. Check the part after the colon.")
     return found  # type: ignore[no-any-return]
