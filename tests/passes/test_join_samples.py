@@ -11,6 +11,8 @@ from nhwc.graph.modules.mended import WeightedSamples
 from nhwc.graph.tracing.sized import capture_sized
 from nhwc.passes.join_samples import join_samples
 
+from ..optimizing import force
+
 IMAGES = [torch.randn(4, 3, 6, 5), torch.randn(4, 3, 3, 2)]
 GRIDS = [torch.rand(4, 7, count, 2) * 3 - 1.5 for count in (3, 3)]
 WEIGHTS = torch.randn(4, 1, 7, 6)
@@ -29,6 +31,12 @@ class Stacked(nn.Module):
 
     def summed(self, found, weights, x):
         return (torch.stack(found, dim=-2).flatten(-2) * weights).sum(-1)
+
+
+class Named(Stacked):
+    def summed(self, found, weights, x):
+        stack = torch.stack(found, -2)
+        return (weights * torch.flatten(stack, start_dim=-2, end_dim=-1)).sum(dim=-1)
 
 
 class Concatenated(Stacked):
@@ -57,7 +65,7 @@ class SameTwice(Stacked):
         return self.summed([self.sample(x, grid), self.sample(x, grid + 0.1)], weights, x)
 
 
-JOINED = (Stacked, Concatenated, Viewed, One, SameTwice)
+JOINED = (Stacked, Named, Concatenated, Viewed, One, SameTwice)
 
 
 class Nearest(Stacked):
@@ -152,6 +160,33 @@ def test_sizes_need_not_be_known(kind):
     assert len(joined) == (kind is Stacked)
     graph.recompile()
     torch.testing.assert_close(graph(*GIVEN), net(*GIVEN), rtol=0, atol=0)
+
+
+class OneWeight(Stacked):
+    def summed(self, found, weights, x):
+        return super().summed(found, weights[:1, :, :1], x)
+
+
+@pytest.mark.parametrize(
+    ("net", "given"),
+    [
+        (OneWeight(), GIVEN),
+        (
+            Stacked(),
+            (
+                *(torch.randn(2, 3, 4, 4, 4) for _ in range(2)),
+                *(torch.rand(2, 2, 5, 3, 3) for _ in range(2)),
+                torch.randn(2, 1, 2, 5, 6),
+            ),
+        ),
+    ],
+    ids=["one weight for all", "volumes"],
+)
+@torch.no_grad()
+def test_what_no_kernel_of_ours_knows_is_planned_all_the_same(net, given):
+    fast = force(net.eval(), *given)
+    assert fast.report.plans[0].planned
+    torch.testing.assert_close(fast(*given), net(*given))
 
 
 @torch.no_grad()

@@ -89,7 +89,8 @@ def _samples(node: fx.Node) -> list[fx.Node]:
 def _joins_last(node: fx.Node, source: fx.Node) -> bool:
     """Whether `node` makes one dimension of the last two of `source`."""
     if node.target in ("flatten", torch.flatten):
-        return bound(node, ("input", "start", "end")) == {"input": source, "start": -2}
+        given = bound(node, ("input", "start_dim", "end_dim"))
+        return given.get("start_dim") == -2 and given.get("end_dim", -1) == -1
     made, shape = shape_at(node), shape_at(source)
     return shape is not None and made == (*shape[:-2], shape[-2] * shape[-1])
 

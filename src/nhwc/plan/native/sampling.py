@@ -11,6 +11,7 @@ from ...kernels.layers.sample import sample_step, weighted_samples_step
 from ...kernels.programs.builder import Buffer, Builder
 from ...kernels.programs.moved import Moved, as_image, as_rows, joined, settled, settled_rows
 from ..implementation import Implementation
+from ..specs import nodes_in
 from .calls import OperatorCall
 from .rows import as_it_lies
 
@@ -34,11 +35,15 @@ def sampled(call: OperatorCall) -> Implementation | None:
 
 def weighted_samples(call: OperatorCall) -> Implementation | None:
     """Our kernel for `WeightedSamples`: a row of the result for each query of each image."""
-    places, (n, c, queries) = call.places(), call.out.shape
-    images = len(places) // 2
-    sides = [call.seen(one).shape[2:] for one in range(images)]
-    counts = [call.seen(images + one).shape[2] for one in range(images)]
-    if 0 in (n, c, queries) or 0 in counts or any(0 in side for side in sides):
+    places, nodes = call.places(), nodes_in(call.node.args)
+    given = [call.record.values[node].shape for node in nodes]
+    if len(call.out.shape) != 3 or len(places) < len(nodes) or len(nodes) % 2 == 0:
+        return None
+    n, c, queries = call.out.shape
+    images = len(nodes) // 2
+    sides = [shape[2:] for shape in given[:images]]
+    counts = [shape[2] for shape in given[images:-1]]
+    if given[-1] != (n, 1, queries, sum(counts)):
         return None
     make = partial(
         weighted_samples_step,
