@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -25,6 +26,10 @@ GUESTS = {
     "segformer_b0": ("transformers", "1x3x256x256"),
     "dinov2_small": ("transformers", "1x3x224x224"),
     "detr": ("transformers", "1x3x320x320"),
+    "deformable_detr": ("transformers", "1x3x320x320"),
+    "rt_detr": ("transformers", "1x3x320x320"),
+    "d_fine": ("transformers", "1x3x320x320"),
+    "mask2former": ("transformers", "1x3x256x256"),
     "vae_decoder": ("diffusers", "1x4x32x32"),
 }
 """By the name of the function that builds it: its package, and its input."""
@@ -68,15 +73,43 @@ def dinov2_small() -> nn.Module:
 
 
 def detr() -> nn.Module:
-    from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+    from transformers import DetrConfig, DetrForObjectDetection
 
-    config = DetrConfig(
-        use_timm_backbone=False,
-        use_pretrained_backbone=False,
-        backbone=None,
-        backbone_config=ResNetConfig(out_features=["stage4"]),
-    )
-    return DetrForObjectDetection(config).eval()
+    return DetrForObjectDetection(DetrConfig(**_backbone("stage4"))).eval()
+
+
+def deformable_detr() -> nn.Module:
+    from transformers import DeformableDetrConfig, DeformableDetrForObjectDetection
+
+    stages = ("stage2", "stage3", "stage4")
+    return DeformableDetrForObjectDetection(DeformableDetrConfig(**_backbone(*stages))).eval()
+
+
+def _backbone(*stages: str) -> dict[str, Any]:
+    """ResNet-50 of transformers' own; the default one is timm's."""
+    from transformers import ResNetConfig
+
+    config = ResNetConfig(out_features=[*stages])
+    absent = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+    return {**absent, "backbone_config": config}
+
+
+def rt_detr() -> nn.Module:
+    from transformers import RTDetrConfig, RTDetrForObjectDetection
+
+    return RTDetrForObjectDetection(RTDetrConfig()).eval()
+
+
+def d_fine() -> nn.Module:
+    from transformers import DFineConfig, DFineForObjectDetection
+
+    return DFineForObjectDetection(DFineConfig()).eval()
+
+
+def mask2former() -> nn.Module:
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation
+
+    return Mask2FormerForUniversalSegmentation(Mask2FormerConfig()).eval()
 
 
 def vae_decoder() -> nn.Module:

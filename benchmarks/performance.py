@@ -43,7 +43,7 @@ SUMMED = (
     ("sixteen of them, an Intel", "What people deploy, on an Intel"),
     ("six of them, batch 4, an Intel", "What people deploy, batch 4, on an Intel"),
     ("the same, AVX-512 hidden", "What people deploy, without AVX-512"),
-    ("YOLO, U-Net, SegFormer, DINOv2, DETR, a diffusion decoder", "Models of other packages"),
+    ("YOLO, DETR and its kin, U-Net, SegFormer, a diffusion decoder", "Models of other packages"),
     ("video and medical volumes", "Volumes"),
     ("the same, AVX2 alone", "Volumes, on AVX2"),
     ("the same, AVX-512 hidden", "Volumes, without AVX-512"),
@@ -353,8 +353,9 @@ nhwc bench --suite deploy --batch 4 --seconds 1 --resume -o benchmarks/results/d
 
 GUESTS = """\
 Models of packages that nhwc does not depend on: Ultralytics' YOLO at 320 pixels, a U-Net of
-segmentation-models-pytorch, transformers' SegFormer, DINOv2 and DETR, and the decoder of Stable
-Diffusion's autoencoder for 256 pixels.
+segmentation-models-pytorch, transformers' SegFormer and DINOv2, its detectors DETR, Deformable
+DETR, RT-DETR and D-FINE, its Mask2Former with a Swin, and the decoder of Stable Diffusion's
+autoencoder for 256 pixels.
 
 ```
 python -m benchmarks.guests -o benchmarks/results/guests.json
