@@ -27,8 +27,6 @@ GUESTS = {
     "dinov2_small": ("transformers", "1x3x224x224"),
     "detr": ("transformers", "1x3x320x320"),
     "deformable_detr": ("transformers", "1x3x320x320"),
-    "rt_detr": ("transformers", "1x3x320x320"),
-    "d_fine": ("transformers", "1x3x320x320"),
     "mask2former": ("transformers", "1x3x256x256"),
     "vae_decoder": ("diffusers", "1x4x32x32"),
 }
@@ -92,18 +90,6 @@ def _backbone(*stages: str) -> dict[str, Any]:
     config = ResNetConfig(out_features=[*stages])
     absent = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
     return {**absent, "backbone_config": config}
-
-
-def rt_detr() -> nn.Module:
-    from transformers import RTDetrConfig, RTDetrForObjectDetection
-
-    return RTDetrForObjectDetection(RTDetrConfig()).eval()
-
-
-def d_fine() -> nn.Module:
-    from transformers import DFineConfig, DFineForObjectDetection
-
-    return DFineForObjectDetection(DFineConfig()).eval()
 
 
 def mask2former() -> nn.Module:
