@@ -288,6 +288,23 @@ def test_a_file_for_a_dict_takes_any_order_where_keys_are_read(tmp_path: Any) ->
 
 
 @torch.no_grad()
+def test_a_model_that_refuses_another_order_is_saved_for_this_one(tmp_path: Any) -> None:
+    class Asks(Joins):
+        def forward(self, views):
+            if next(iter(views)) != "left":
+                raise ValueError("left comes first")
+            return super().forward(views)
+
+    ordered = OrderedDict(VIEWS)
+    model = Asks().eval()
+    nhwc.save(force(model, ordered), tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    torch.testing.assert_close(loaded(ordered), model(ordered), rtol=1e-4, atol=1e-4)
+    with pytest.raises(nhwc.InputError, match=r"\['left', 'above'\], in this order"):
+        loaded(OrderedDict(TURNED))
+
+
+@torch.no_grad()
 def test_names_are_saved_if_their_order_is_no_matter(tmp_path: Any) -> None:
     model = AddsNames().eval()
     nhwc.save(force(model, kwargs=VIEWS), tmp_path / "model.nhwc")

@@ -184,8 +184,8 @@ def _for_sizes(
             "own; a file holds one. Optimize the model for one set of shapes and save that."
         )
     in_order = not _takes_any_order(sized, graph, inputs)
-    last = sized.graph.find_nodes(op="placeholder")[len(inputs) - 1]
-    if in_order and str(last.target).startswith("**"):
+    into = [str(place.target) for place in sized.graph.find_nodes(op="placeholder")][: len(inputs)]
+    if in_order and into[-1].startswith("**"):
         raise InputError(
             "the model cannot be saved: its answer depends on the order in which it is given "
             "arguments by name, which no file can see. Let it take them in a dict."
@@ -223,21 +223,28 @@ def _takes_any_order(sized: fx.GraphModule, graph: fx.GraphModule, inputs: Seque
     """Whether `sized` answers as `graph` if each dict of inputs comes the other way round."""
     if not any(map(_is_dict, tree_leaves(inputs, _is_dict))):
         return True
-    # Tensors of one shape are drawn alike; others tell whose place one has taken.
-    return _answers_as(sized, graph, random_inputs(_turned(inputs), 2)[1])
+    try:
+        # Tensors of one shape are drawn alike; others tell whose place one has taken.
+        return _answers_as(sized, graph, random_inputs(_turned(inputs), 2)[1])
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False  # The model's code refuses the other order.
 
 
 def _turned(given: Any) -> Any:
     """What is given, each dict in it with its keys in the opposite order."""
 
     def turn(one: Any) -> Any:
-        return {key: _turned(one[key]) for key in reversed(one)} if _is_dict(one) else one
+        if not _is_dict(one):
+            return one
+        return type(one)((key, _turned(one[key])) for key in reversed(one))
 
     return tree_map(turn, given, is_leaf=_is_dict)
 
 
 def _is_dict(value: object) -> bool:
-    return isinstance(value, dict)
+    return type(value) in (dict, OrderedDict)
 
 
 def _put_defaults(places: Sequence[fx.Node], declared: Sequence[fx.Node]) -> None:
