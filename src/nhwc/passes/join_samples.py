@@ -77,11 +77,11 @@ def _samples(node: fx.Node) -> list[fx.Node]:
     """The samples that `node` has side by side in its last dimension; none if it is another."""
     parts = [node]
     if node.target in _CATS:
-        parts = _parts(node, (node, -1))
+        parts = _parts(node, -1)
     elif node.target in _RESHAPES:
         stack: Any = node.args[0]
         joins = is_own(stack) and stack.target is torch.stack and _joins_last(node, stack)
-        parts = _parts(stack, (stack, -2)) if joins else []
+        parts = _parts(stack, -2) if joins else []
     each = all(is_own(one) and one.target is F.grid_sample for one in parts)
     return parts if each else []
 
@@ -95,13 +95,13 @@ def _joins_last(node: fx.Node, source: fx.Node) -> bool:
     return shape is not None and made == (*shape[:-2], shape[-2] * shape[-1])
 
 
-def _parts(node: fx.Node, along: tuple[fx.Node, int]) -> list[fx.Node]:
-    """What is put together along a dimension of a value, counted from its end."""
+def _parts(node: fx.Node, place: int) -> list[fx.Node]:
+    """What `node` puts together along a dimension of its result, counted from the end."""
     given = bound(node, ("tensors", "dim"))
     parts: Any = given.get("tensors")
     dim = given.get("dim", given.get("axis", 0))
     known = isinstance(parts, list | tuple) and given.keys() <= {"tensors", "dim", "axis"}
-    return list(parts) if known and _is_dim(dim, *along) else []
+    return list(parts) if known and _is_dim(dim, node, place) else []
 
 
 def _is_last(dim: Any, node: fx.Node) -> bool:

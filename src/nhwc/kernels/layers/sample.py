@@ -8,7 +8,6 @@ and sums what it finds: `weighted_samples_step` keeps no sample.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector, padded
 from ..language.values import INT, Value
 from ..language.vectors import Emitter
-from ..tape.steps import Step, View, covers, held, step
+from ..tape.steps import Step, View, bits, covers, held, step
 
 
 def sample_step(x: View, grid: View, y: View, *, border: bool, corners: bool) -> Step:
@@ -69,7 +68,7 @@ def weighted_samples_step(
     n, queries = y.shape[0], y.shape[2] * y.shape[3]
     firsts, points = [0], list[list[int]]()
     for (h, w), count in zip(images, places, strict=True):
-        zooms = [_bits((side - corners) / 2) for side in (h, w)]
+        zooms = [bits((side - corners) / 2) for side in (h, w)]
         points += [[firsts[-1], h, w, *zooms]] * count
         firsts.append(firsts[-1] + n * h * w)
     for view, width in ((grid, 2 * len(points)), (factors, len(points))):
@@ -94,10 +93,6 @@ def weighted_samples_step(
         outside=int(not border),
         zeros=torch.zeros(padded(y.shape[1])),
     )
-
-
-def _bits(number: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", number))[0])
 
 
 class _Image(NamedTuple):
