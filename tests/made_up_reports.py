@@ -15,6 +15,7 @@ from nhwc._optimize.report import (
     WholeTime,
 )
 from nhwc.graph.report import Opaque, PassReport, Site
+from nhwc.machine.others import Others
 from nhwc.machine.timing import Comparison, Samples
 from nhwc.verify import Verification
 from nhwc.verify.comparing import Check
@@ -97,4 +98,4 @@ def optimized() -> OptimizeReport:
     )  # fmt: skip
     verified, sizes = Verification(checks, True), plan.inputs
     return OptimizeReport("net", sizes, False, "plan", "", (folding, idle), (opaque,), (plan,),
-                          verified, compared, False, 1.5, HERE)  # fmt: skip
+                          verified, compared, False, 1.5, HERE, Others(1.5, 2))  # fmt: skip

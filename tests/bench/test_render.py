@@ -11,6 +11,7 @@ import pytest
 
 from nhwc import InputError, MissingPackage
 from nhwc._bench import Benchmark, Case, Measurement, Row, compare
+from nhwc.machine.others import Others
 from nhwc.render import bench_words as words
 from nhwc.render.bench_csv import FIELDS, bench_csv
 from nhwc.render.bench_html import bench_html
@@ -150,6 +151,15 @@ def test_a_disturbed_machine_is_named():
         "Noisy: 1 of 2 measurements spread by more than 15%, fuse channels last on net by" in text
     )
     assert "Noisy" not in bench_text(one())
+
+
+@pytest.mark.parametrize(("threads", "is_told"), [(1, False), (2, True)])
+def test_other_programs_are_named_where_they_had_a_core_that_was_wanted(threads, is_told):
+    calm, case = measured("eager", 1.0), Case("net", ((1, 3, 8, 8),), threads)
+    rows = [Row(case, (calm,), others=Others(taken, 2)) for taken in (0.5, 0.75, 0.0)]
+    text = " ".join(bench_text(Benchmark(HERE, tuple(rows))).split())
+    said = "Meanwhile other programs had 0.8 of 2 cores. Stop other programs and measure again."
+    assert (said in text) is is_told
 
 
 def test_interrupted_and_empty_results_can_be_shown():

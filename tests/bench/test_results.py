@@ -45,6 +45,11 @@ def spoiled(data, part, **others):
     return {**data, "rows": [row, *data["rows"][1:]]}
 
 
+def with_others(data, taken):
+    data["rows"][0]["others"] = {"taken": taken, "cores": 2}
+    return data
+
+
 def with_floor(data, **changes):
     data["rows"][0]["floor"] = {"flop": 1e9, "peak_flops": 1e11, "handover_s": 1e-7, **changes}
     return data
@@ -74,6 +79,9 @@ def with_floor(data, **changes):
         (lambda d: spoiled(d, "measurements", turns=[[1e308]] * 11), "no time that a clock shows"),
         (lambda d: with_floor(d, handover_s=1e300), "floor of resnet50 is no time"),
         (lambda d: with_floor(d, peak_flops=1e-300), "floor of resnet50 is no time"),
+        (lambda d: with_others(d, taken=3.0), "others had more cores beside resnet50 than there"),
+        (lambda d: with_others(d, taken=math.nan), "others had more cores"),
+        (lambda d: with_others(d, taken="all"), "damaged"),
         (lambda d: spoiled(d, "measurements", variant="magic"), "damaged"),
     ],
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..machine.others import watch_others
 from ..machine.workers import Ended, Nursery, Worker
 from .engines import find_engine
 from .results import Case, Measurement, Published, Row
@@ -122,7 +123,9 @@ def measure(
         try:
             row = _set_up(row, sides, stack, sent, tell)
             if not row.failure:
+                others_since = watch_others()
                 _take_turns(sides, seconds, tell)
+                row = dataclasses.replace(row, others=others_since())
             for side in sides:
                 side.facts.update(side.ask({"do": "finish"}))
         except Ended as error:

@@ -12,6 +12,7 @@ from typing import Any
 from ..displayed import Displayed
 from ..machine.documents import Document, misfits
 from ..machine.environment import Environment
+from ..machine.others import Others
 from ..machine.timing import Comparison, Samples
 from .engines import ENGINES, find_engine
 from .floor import Floor
@@ -108,7 +109,8 @@ class Published:
 class Row:
     """One case with all its variants, measured side by side in one run.
 
-    `floor` is what its arithmetic alone would take; None where that is unknown.
+    `floor` is what its arithmetic alone would take, `others` what other programs had of the cores
+    meanwhile; None where that is unknown.
     """
 
     case: Case
@@ -117,6 +119,7 @@ class Row:
     propagation: str = ""
     published: Published | None = None
     floor: Floor | None = None
+    others: Others | None = None
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
@@ -260,6 +263,8 @@ def _nonsense(result: Benchmark) -> Iterator[str]:
             yield f"a case of {row.case.model} has no image or no thread"
         if row.floor and not _is_possible(row.floor):
             yield f"the floor of {row.case.model} is no time"
+        if row.others and not 0 <= row.others.taken <= row.others.cores < math.inf:
+            yield f"others had more cores beside {row.case.model} than there are"
         rounds = {len(found.turns) for found in row.measured}
         if len(rounds) > 1 or 0 in rounds:
             yield f"the variants of {row.case.model} had no turns, or not as many"
@@ -309,6 +314,7 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
         "propagation": row.propagation,
         "published": asdict(row.published) if row.published else None,
         "floor": asdict(row.floor) if row.floor else None,
+        "others": asdict(row.others) if row.others else None,
         "measurements": [_measurement_to_dict(m) for m in row.measurements],
     }
 
@@ -328,8 +334,9 @@ def _row_from_dict(data: dict[str, Any]) -> Row:
         failure=data["failure"],
         propagation=data["propagation"],
         published=Published(**data["published"]) if data["published"] else None,
-        # Results that were written before floors were measured have none.
+        # Results that were written before these were measured have none.
         floor=Floor(**data["floor"]) if data.get("floor") else None,
+        others=Others(**data["others"]) if data.get("others") else None,
     )
 
 

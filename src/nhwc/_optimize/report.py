@@ -10,6 +10,7 @@ from typing import Any
 from ..displayed import Displayed
 from ..graph.report import Opaque, PassReport
 from ..machine.environment import Environment
+from ..machine.others import Others
 from ..machine.timing import SAME, Comparison, Samples
 from ..verify import Verification
 
@@ -194,7 +195,8 @@ class OptimizeReport(Displayed):
     >>> report.chosen in ("plan", "graph", "input")  # what was fastest; `comparison` has its times
     True
 
-    `compared` has `graph` (the model after the passes) and `plan`, each timed in turns with `input`
+    `others` is what other programs had of the cores meanwhile, where that is known. `compared` has
+    `graph` (the model after the passes) and `plan`, each timed in turns with `input`
     (the model as it was given); `chosen` names the one that was returned.
     """
 
@@ -211,6 +213,7 @@ class OptimizeReport(Displayed):
     remembered: bool
     setup_s: float
     environment: Environment
+    others: Others | None = None
 
     @property
     def comparison(self) -> Comparison:
@@ -219,7 +222,11 @@ class OptimizeReport(Displayed):
 
     @property
     def doubt(self) -> str:
-        """Why the plan's own time is doubted, in a sentence; empty if it is not."""
+        """Why the times are doubted, in sentences; empty if they are not."""
+        return " ".join(filter(None, (self._slow_plan, self._busy_machine)))
+
+    @property
+    def _slow_plan(self) -> str:
         whole = [plan for plan in self.plans if plan.planned and not plan.part]
         if "plan" not in self.compared or len(whole) != 1 or len(self.plans) != 1:
             return ""
@@ -229,6 +236,16 @@ class OptimizeReport(Displayed):
         return (
             f"The plan takes {took / alone:.1f} times as long as its layers alone, "
             f"{_ms(alone)}: a later optimize times it again."
+        )
+
+    @property
+    def _busy_machine(self) -> str:
+        others = self.others
+        if self.remembered or not others or not others.in_the_way_of(self.environment.threads):
+            return ""
+        return (
+            f"Meanwhile {others}: times, and choices, are those of a busy machine. Remeasure when "
+            "it is quiet."
         )
 
     @property
@@ -270,4 +287,5 @@ class OptimizeReport(Displayed):
             "remembered": self.remembered,
             "setup_s": self.setup_s,
             "environment": self.environment.to_dict(),
+            "others": asdict(self.others) if self.others else None,
         }

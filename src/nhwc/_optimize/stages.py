@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,6 +19,7 @@ from ..machine.crowd import one_thread_if_crowded
 from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread
+from ..machine.others import Others, watch_others
 from ..models.kinds import check_devices, check_initialized, rewritable
 from ..models.places import by_place
 from ..models.preserve import preserved
@@ -72,7 +73,7 @@ def optimize(
     `report` has every decision; where nothing was gained, the result holds a copy of `model` as it
     is.
     """
-    start = time.perf_counter()
+    begin = _Begin(time.perf_counter(), watch_others())
     model, named = rewritable(model, "optimize"), dict(kwargs or {})
     example_inputs = _completed(model, example_inputs, named)
     _check(model, example_inputs)
@@ -102,16 +103,23 @@ def optimize(
         try:
             with one_thread_if_crowded():
                 rewritten = checked(rewrite(captured_for(task), task), task, judge)
-            return _optimized(rewritten, task, judge, start)
+            return _optimized(rewritten, task, judge, begin)
         except VerificationError:
             reason = judge.why_unlike()
             if reason is None:
                 judge.check_repeats()
                 raise
-        return _optimized(closed(task, judge, reason), task, judge, start)
+        return _optimized(closed(task, judge, reason), task, judge, begin)
 
 
-def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, start: float) -> Optimized:
+class _Begin(NamedTuple):
+    """When `optimize` began, and what other programs had of the cores since then."""
+
+    at_s: float
+    others_since: Callable[[], Others | None]
+
+
+def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, begin: _Begin) -> Optimized:
     """Plan the graph, time what there is in turns, and return what won."""
     graph, ledger = rewritten.graph, task.ledger
     with preserved(graph):
@@ -125,7 +133,7 @@ def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, start: fl
             with preserved(planned.model):
                 turns = _with_plan(turns, graph, planned, task)
     ledger.save()
-    report = _report(task, rewritten, judged, turns, start)
+    report = _report(task, rewritten, judged, turns, begin)
     bring_back(shelved, planned.weights if report.chosen == "plan" else ())
     result = _result(report.chosen, task, rewritten, planned)
     # Wherever it is planned again, from a file or for other shapes, the same is asked of it.
@@ -253,7 +261,7 @@ def _key(stage: str, graph: fx.GraphModule, task: OptimizeTask, kernels: Sequenc
 
 
 def _report(
-    task: OptimizeTask, rewritten: Rewritten, judged: _Judged, turns: Turns, start: float
+    task: OptimizeTask, rewritten: Rewritten, judged: _Judged, turns: Turns, begin: _Begin
 ) -> OptimizeReport:
     chosen, reason = winner(turns.compared)
     return OptimizeReport(
@@ -268,8 +276,9 @@ def _report(
         verification=judged.verification,
         compared=turns.compared,
         remembered=turns.remembered,
-        setup_s=time.perf_counter() - start,
+        setup_s=time.perf_counter() - begin.at_s,
         environment=task.environment,
+        others=begin.others_since(),
     )
 
 

@@ -256,14 +256,22 @@ def noise(result: Benchmark) -> str:
     """Warn if other programs disturbed the measurements; return an empty string if none did."""
     spread = [(m.per_turn.spread, m, row) for row in result.rows for m in row.measured]
     wild = [(share, m, row) for share, m, row in spread if share > NOISY]
-    if not wild:
-        return ""
-    share, m, row = max(wild, key=lambda found: found[0])
-    return (
-        f"Noisy: {len(wild)} of {len(spread)} measurements spread by more than {NOISY:.0%}, "
-        f"{label(m.variant)} on {row.case.model} by {_share(share)}. "
-        "Stop other programs and measure again."
-    )
+    lines = []
+    if wild:
+        share, m, row = max(wild, key=lambda found: found[0])
+        lines.append(
+            f"Noisy: {len(wild)} of {len(spread)} measurements spread by more than {NOISY:.0%}, "
+            f"{label(m.variant)} on {row.case.model} by {_share(share)}."
+        )
+    crowds = [row.others for row in result.rows if row.others and _is_crowded(row)]
+    if crowds:
+        most = max(crowds, key=lambda others: others.taken)
+        lines.append(f"Meanwhile {most}.")
+    return " ".join([*lines, "Stop other programs and measure again."]) if lines else ""
+
+
+def _is_crowded(row: Row) -> bool:
+    return row.others is not None and row.others.in_the_way_of(row.case.threads)
 
 
 def _share(share: float) -> str:
