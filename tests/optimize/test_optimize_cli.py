@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from nhwc import load
+from nhwc import load, optimize
+from nhwc._optimize import stages
 from nhwc.cli import main
+from nhwc.machine.others import Others
 from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
 
@@ -209,3 +211,26 @@ def test_what_slower_kernels_cost_is_told_where_it_counts():
     assert "not the fastest alone: 1 kernel, by 2 ms in all" in plan.sureness
     assert "not the fastest" not in replace(plan, layers_s=0.5).sureness
     assert "by 2000 ms in all" in replace(plan, layers=plan.layers[1:] * 1000).sureness
+
+
+@pytest.mark.parametrize(
+    ("others", "remembered", "busy"),
+    [
+        (Others(0.1, 2), False, False),
+        (Others(1.0, 2), False, True),
+        (Others(1.0, 2), True, False),
+        (None, False, False),
+    ],
+)
+def test_a_busy_machine_is_named_where_times_were_taken_on_it(others, remembered, busy):
+    report = replace(optimized(), others=others, remembered=remembered)
+    text = optimize_text(report, "net")
+    assert (report.busy, "on a busy machine" in text) == (busy, busy)
+    assert ("Meanwhile other programs had 1.0 of 2 cores" in text) is busy
+
+
+def test_what_others_have_of_the_cores_is_watched_while_a_model_is_optimized(monkeypatch):
+    """Whatever the machine does meanwhile: the report says what was seen."""
+    monkeypatch.setattr(stages, "watch_others", lambda: lambda: Others(1.25, 2))
+    report = optimize(nn.Conv2d(3, 8, 3).eval(), torch.rand(1, 3, 8, 8)).report
+    assert report.to_dict()["others"] == {"taken": 1.25, "cores": 2}

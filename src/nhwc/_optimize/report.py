@@ -223,7 +223,7 @@ class OptimizeReport(Displayed):
     @property
     def doubt(self) -> str:
         """Why the times are doubted, in sentences; empty if they are not."""
-        return " ".join(filter(None, (self._slow_plan, self._busy_machine)))
+        return " ".join(filter(None, (self._slow_plan, self._crowd)))
 
     @property
     def _slow_plan(self) -> str:
@@ -239,14 +239,15 @@ class OptimizeReport(Displayed):
         )
 
     @property
-    def _busy_machine(self) -> str:
-        others = self.others
-        if self.remembered or not others or not others.in_the_way_of(self.environment.threads):
-            return ""
-        return (
-            f"Meanwhile {others}: times, and choices, are those of a busy machine. Remeasure when "
-            "it is quiet."
-        )
+    def _crowd(self) -> str:
+        return f"Meanwhile {self.others}: remeasure when they have stopped." if self.busy else ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs had the cores while the times were taken."""
+        if self.remembered or self.others is None:
+            return False
+        return self.others.in_the_way_of(self.environment.threads)
 
     @property
     def inputs_times(self) -> dict[str, Samples]:
@@ -279,6 +280,7 @@ class OptimizeReport(Displayed):
             "passes": [report.to_dict() for report in self.passes],
             "opaque": [part.to_dict() for part in self.opaque],
             "doubt": self.doubt,
+            "busy": self.busy,
             "plans": [plan.to_dict() for plan in self.plans],
             "verification": self.verification.to_dict(),
             "ratios": self.ratios,

@@ -49,6 +49,7 @@ def _verdict(report: OptimizeReport, color: bool) -> str:
     good = comparison.verdict == "faster"
     head = f"{comparison.ratio:.2f}x"
     text = f"{head} as fast ({low:.2f} to {high:.2f}): {comparison.verdict}"
+    text += ", on a busy machine" * report.busy
     text = wrap(f"{text}; {report.reason}" if report.reason else text, "", "  ")
     return text.replace(head, paint(head, "green" if good else "yellow", color), 1)
 

@@ -10,7 +10,7 @@ function describeResult() {
   }
   const [low, high] = data.interval.map((x) => x.toFixed(2));
   verdict.append(make("b", { class: data.verdict === "faster" ? "good" : "even" }, data.ratio.toFixed(2) + "×"),
-    ...prose(`as fast (99 % interval ${low} to ${high}): ${data.verdict}${data.reason ? "; " + data.reason : ""}.`));
+    ...prose(`as fast (99 % interval ${low} to ${high}): ${data.verdict}${data.busy ? ", on a busy machine" : ""}${data.reason ? "; " + data.reason : ""}.`));
 }
 
 function drawStages() {
