@@ -208,6 +208,29 @@ def test_a_file_for_known_sizes_refuses_others_inside_too(tmp_path: Any) -> None
         loaded(given, 4)
 
 
+def test_what_a_file_refuses_is_named_without_its_numbers(tmp_path: Any) -> None:
+    """A state in the place of None was printed with all numbers of its tensors."""
+    scale = lambda state: 1 if state is None else sum(one.mean() for one in state)
+    taken = Takes(lambda x: (x["image"], scale(x["state"]))).eval()
+    for given, other, said in [
+        (None, (image(), image()), "saved for None in the place of a tuple: "),
+        (
+            (image(), image()),
+            image(),
+            "saved for 2 inputs in a list, tuple or dict, not a Tensor: ",
+        ),
+        (
+            image(),
+            (image(), image()),
+            r"saved for an input of \[.*\] and torch.float32, not a tuple: ",
+        ),
+    ]:
+        nhwc.save(force(taken, {"image": image(), "state": given}), tmp_path / "model.nhwc")
+        with pytest.raises(nhwc.InputError, match=said) as raised:
+            nhwc.load(tmp_path / "model.nhwc")({"image": image(), "state": other})
+        assert "\n" not in str(raised.value)
+
+
 def test_tensors_in_objects_are_refused_in_one_line() -> None:
     with pytest.raises(nhwc.InputError, match="the example's tensors lie in a UserDict; kernels"):
         nhwc.optimize(Takes(lambda x: (x["image"], 1)).eval(), UserDict(image=image()))

@@ -81,7 +81,7 @@ def assert_sizes(value: Tensor | None, sizes: list[int], dtype: torch.dtype) -> 
 def _of_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> Tensor:
     if isinstance(value, Tensor) and list(value.shape) == sizes and value.dtype == dtype:
         return value
-    given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else value
+    given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else _named(value)
     raise InputError(
         f"this model was saved for an input of {sizes} and {dtype}, not {given}: "
         "its code computes with sizes. Optimize and save it for yours."
@@ -100,11 +100,17 @@ def assert_value(value: Any, expected: Any) -> None:
 
 def _check_value(value: object, expected: object) -> None:
     if repr(as_plain(value)) != repr(expected):
-        given = "a tensor" if isinstance(value, Tensor) else repr(value)
         raise InputError(
-            f"this model was saved for {expected!r} in the place of {given}: its code computes "
-            "with sizes. Optimize and save it for yours."
+            f"this model was saved for {expected!r} in the place of {_named(value)}: its code "
+            "computes with sizes. Optimize and save it for yours."
         )
+
+
+def _named(value: object) -> str:
+    """What was given, in a few words: a list of tensors prints as all of their numbers."""
+    if isinstance(value, Tensor | list | tuple | dict):
+        return f"a {type(value).__name__}"
+    return repr(as_plain(value))
 
 
 def assert_length(value: Any, length: int) -> None:
@@ -114,8 +120,9 @@ def assert_length(value: Any, length: int) -> None:
         return
     held = len(value) if isinstance(value, (list, tuple, dict)) else None
     if held != length:
+        given = _named(value) if held is None else held
         raise InputError(
-            f"this model was saved for {length} inputs in a list, tuple or dict, not {held}: its "
+            f"this model was saved for {length} inputs in a list, tuple or dict, not {given}: its "
             "code computes with sizes. Optimize and save it for yours."
         )
 
