@@ -140,6 +140,20 @@ class CountsPastVersions(Two):
         return super().forward(x) * self.count
 
 
+class FillsWhatIsEmpty(Two):
+    """As one joins channels or polyphase parts, without `cat`."""
+
+    def forward(self, x):
+        y = self.first(x)
+        out = torch.empty(2, 8, 8, 8)
+        out[:, :4], out[:, 4:] = y, self.last(y)
+        like = torch.empty_like(y)
+        halves = like.chunk(2, 1)
+        halves[0].copy_(y[:, :2])
+        halves[1].copy_(y[:, 2:])
+        return out, like, torch.add(y, 1, out=x.new_empty(2, 4, 8, 8)) + 1
+
+
 class ReturnsViews(Two):
     def forward(self, x):
         y = self.last(self.first(x))
@@ -212,7 +226,7 @@ class Conditional(Two):
 PLANNED = (
     *(Two, Branches, WritesItsInput, WritesAfterABreak, WritesAtItsEnd, Counts, ReturnsViews),
     *(AsksForSizes, SetsContexts, Sorts, KeepsWhatIsWrittenInto, CountsPastVersions),
-    *(WritesBehind, WritesSeveralAtOnce, ScalesItsInput),
+    *(WritesBehind, WritesSeveralAtOnce, ScalesItsInput, FillsWhatIsEmpty),
 )
 LEFT = {
     WritesInItsMidst: "iadd writes into",

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import written_into
+from ..graph import targets_of, written_into
 from ..graph.nodes.seen import fix_sizes
 from ..models.trees import tensors_of
 from ..operators.kinds import may_be_view, writes_first
@@ -38,6 +38,8 @@ from .sides import Sides, sides_of
 
 _SIZES = (int, float, bool, torch.Size, type(None))
 """What calls make of sizes: a run on tensors without values knows nothing else."""
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 _OWNER = re.compile(r"^\w+\[[^]]*\]\.?")
 """How Dynamo calls the module that hangs on a variable: `L['self'].layer1.0`."""
@@ -120,6 +122,9 @@ class _Views:
         if node in self._sides.behind:
             self._add(node)
             return
+        if self._is_filled_behind(node):
+            self._add(node)
+            return
         bases = self._bases(node)
         if self._seen.is_tensor(node) and not any(map(self._hangs, bases)):
             self.roots.append(node)
@@ -150,6 +155,16 @@ class _Views:
         """Whether what is taken from `base` is a view, and not a part of a tuple that was made."""
         made = base.op in ("placeholder", "get_attr") or self._seen.is_tensor(base)
         return made or bool(self._bases(base))
+
+    def _is_filled_behind(self, node: fx.Node) -> bool:
+        """Whether `node` makes memory that the ending fills: a core would return what lay there."""
+        writers = [
+            writer
+            for writer in self._seen.values
+            if any(self._seen.shares(node, one) for one in targets_of(writer))
+        ]
+        filled = bool(writers) and self._sides.behind.issuperset(writers)
+        return filled and getattr(node.target, "__name__", node.target) in _EMPTY
 
     def _is_plain(self, node: fx.Node) -> bool:
         """Whether it is a number, say, or a list of views."""
