@@ -1,17 +1,21 @@
 import contextlib
+import importlib
 import subprocess
 import sys
 import threading
 import warnings
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import nhwc
 from nhwc import FormatLost, strict
+from nhwc._audit.step import StepWatch
 
 from ..nets import EXPECTED, Between, Expected, cat_slice_first, last
 
@@ -282,3 +286,54 @@ def test_a_copy_in_torchscript_that_may_be_asked_for_is_warned_of():
 def test_tensors_that_have_no_strides_have_no_format_to_keep():
     with strict():
         last(2, 3, 8, 8).to_mkldnn().relu().to_dense()
+
+
+def _steps(model, x):
+    with StepWatch(model).forward() as made:
+        made.append(model(x))
+
+
+def _calls(model, x):
+    with strict():
+        model(x)
+
+
+@pytest.mark.parametrize("watches", [_calls, _steps, partial(nhwc.audit, compare=True)])
+def test_a_compiled_model_that_is_watched_first_is_compiled_later(watches):
+    """Under a mode Dynamo leaves a function to Python, in each later call, too."""
+    ran = []
+
+    def backend(graph, examples):
+        return lambda *given: ran.append("compiled") or graph(*given)
+
+    torch.compiler.reset()
+    x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    model = torch.compile(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), backend=backend)
+    with torch.no_grad():
+        watches(model, x)
+        ran.clear()
+        model(x)
+    assert ran == ["compiled"]
+
+
+def test_threads_that_watch_in_turns_leave_the_compiler_as_it_was():
+    stance = importlib.import_module("torch._dynamo.eval_frame")
+    before = stance._stance
+    one, other = strict(), strict()
+
+    def enters():
+        other.__enter__()
+        first.set()
+        last.wait()
+        other.__exit__(None, None, None)
+
+    first, last = threading.Event(), threading.Event()
+    one.__enter__()
+    thread = threading.Thread(target=enters)
+    thread.start()
+    first.wait()
+    one.__exit__(None, None, None)
+    assert stance._stance.stance == "force_eager"
+    last.set()
+    thread.join()
+    assert stance._stance is before

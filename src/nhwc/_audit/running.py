@@ -23,6 +23,7 @@ from ..models.trees import every_tensor_of, has_strides, remade, some
 from ..optimized import Optimized
 from ..shown import shown
 from ..watch.recorder import Recorder, is_users
+from ..watch.written import uncompiled
 from .deadly import NoDeath
 
 
@@ -126,7 +127,7 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
     compiled: list[str] = []
     # Whoever compiled anything has loaded it.
-    if dynamo := "torch._dynamo" in sys.modules:
+    if "torch._dynamo" in sys.modules:
         compiled += (name for n, m in modules.items() for name in _compiled(n, m))
         compiled += _compiled_elsewhere(model)
     scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
@@ -153,8 +154,7 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for module in planned.values():
             stack.enter_context(module.unplanned())
-        if dynamo:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled())
         yield unseen
 
 

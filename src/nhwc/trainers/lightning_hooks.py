@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any
 
-import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
@@ -56,9 +54,6 @@ class LightningHooks:
             for optimizer in trainer.optimizers:
                 self._handles.append(optimizer.register_step_pre_hook(before_step))
                 self._handles.append(optimizer.register_step_post_hook(self._updated))
-            if "torch._dynamo" in sys.modules:
-                # What is compiled runs as it was written, this once.
-                self._open.enter_context(torch.compiler.set_stance("force_eager"))
             self._made = self._open.enter_context(self._watch.forward(batch))
 
     def on_before_backward(self, trainer: Any, pl_module: nn.Module, loss: Tensor) -> None:

@@ -28,6 +28,7 @@ from ..formats.weights import convolution_weights
 from ..models.trees import has_strides, storage_of, tensors_of
 from .calls import Call, CallSite, TensorSpec, described
 from .effects import short_name
+from .written import uncompiled
 
 _NOT_THE_USERS = (
     str(Path(__file__).parents[1]) + os.sep,
@@ -67,6 +68,7 @@ class Recorder(contextlib.ExitStack):
     def __enter__(self) -> Recorder:
         # A notebook lives on while the files of its models are edited.
         linecache.checkcache()
+        self.enter_context(uncompiled())
         self.enter_context(_Functions(self))
         self.enter_context(_Kernels(self))
         return self
