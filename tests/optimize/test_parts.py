@@ -10,6 +10,8 @@ from nhwc._optimize.parts import verify_or_parts
 from nhwc.verify import observe, verify
 from nhwc.zoo import randomize_batchnorm_
 
+from ..optimizing import close, force
+
 
 class Sorting(nn.Module):
     """As a detector does, it loops over a list of images and sorts what is almost equal."""
@@ -307,3 +309,52 @@ def test_what_is_all_rounding_is_not_held_against_its_own():
     model, x = Chaotic().eval(), torch.rand(2, 3, 8, 8)
     truth = observe(model, [(x,)])
     assert verify_or_parts(truth, model, lambda x: model(x * (1 + 1e-7))).passed
+
+
+class Bank(nn.Module):
+    """A part that no graph holds, with a length: of 0, as long as nothing is kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = nn.ModuleList()
+
+    def __len__(self):
+        return len(self.kept)
+
+    def forward(self, x):
+        return x * 2 if x.sum() > 1e9 else x[:, :4]
+
+
+class WritesIntoAPart(nn.Module):
+    """The part returns a view, and has the name of a function that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+        self.relu = Bank()
+
+    def forward(self, x):
+        y = self.first(x)
+        self.relu(y).mul_(3)
+        return self.last(y)
+
+
+class Doubles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.within = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+
+    def forward(self, x):
+        return self.within(x) * 2
+
+
+def has_a_compiled_part():
+    return nn.Sequential(nn.Conv2d(3, 3, 1), torch.compile(Doubles().eval(), backend="eager"))
+
+
+@pytest.mark.parametrize("made", [WritesIntoAPart, has_a_compiled_part])
+@torch.no_grad()
+def test_a_part_without_a_length_is_a_part(made):
+    """It was taken for a function of its name; a compiled one has none to tell, and ended all."""
+    model, x = made().eval(), torch.rand(2, 3, 8, 8)
+    close(force(model, x)(x), model(x))

@@ -16,7 +16,9 @@ from .edit import module_of
 
 def result_may_be_view(node: fx.Node) -> bool:
     """Whether the result of `node` may share memory with what it is given."""
-    return may_be_view(module_of(node) or node.target)
+    module = module_of(node)
+    # A module may have a length, which may be 0, or none to tell, as one that is compiled.
+    return may_be_view(node.target if module is None else module)
 
 
 def puts_back(node: fx.Node) -> bool:
