@@ -129,3 +129,20 @@ def test_calls_that_ask_for_gradients_are_made_once():
 )
 def test_numbers_drawn_like_an_image_answer_otherwise_by_nature(drawn):
     assert compared(lambda x: x + drawn(x)).agreement.agrees
+
+
+def _mapped(net, x):
+    return torch.vmap(lambda image: net.conv(image[None])[0])(x)
+
+
+def _beside_a_shape(net, x):
+    shape = torch.empty(x.shape, device="meta").contiguous(memory_format=torch.channels_last)
+    return net.conv(x) * (shape + 1).ndim
+
+
+@pytest.mark.parametrize("computes", [_mapped, _beside_a_shape])
+def test_calls_without_numbers_to_compare_are_made_once(computes):
+    """`vmap` has no rule for a comparison, and nothing lies behind a shape: both were errors."""
+    net = type("Net", (nn.Module,), {"forward": computes})()
+    net.conv = nn.Conv2d(3, 4, 3)
+    assert audit(net, torch.rand(2, 3, 8, 8), compare=True).agreement.agrees

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -176,7 +177,10 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 
 def _is(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and has_strides(leaf)
+    """Whether it is a tensor whose numbers can be compared: `vmap` hides them, "meta" has none."""
+    if not isinstance(leaf, Tensor) or leaf.is_meta or is_functorch_wrapped_tensor(leaf):
+        return False
+    return has_strides(leaf)
 
 
 def _values(result: object) -> list[Tensor]:
