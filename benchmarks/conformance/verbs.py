@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # before each group has a process of its own, which would import it anew
 from torch import Tensor, fx, nn
-from torch._dynamo import lookup_backend
 from torch.utils import _pytree as pytree
 
 import nhwc
+from nhwc._compile import by_name
 from nhwc.models.preserve import copy_as_is
 from nhwc.passes import PASSES
 
@@ -75,10 +76,9 @@ class _Dynamo:
         self.planned = False
         self._model = copy_as_is(model)
         self._call = torch.compile(self._model, backend=self._backend)
-        self._nhwc = lookup_backend("nhwc")
 
     def _backend(self, graph: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        planned = self._nhwc(graph, examples)
+        planned = by_name(graph, examples)
         return lambda *inputs: (planned if self.planned else graph)(*inputs)
 
     def __call__(self, *inputs: Any) -> Any:

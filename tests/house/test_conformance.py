@@ -23,6 +23,7 @@ from benchmarks.conformance.ledger import Ledger, Row
 from benchmarks.conformance.page import BEGIN, END, README, page, recorded, summary
 from benchmarks.conformance.verbs import USUAL, VERBS
 from torch import nn
+from torch._dynamo.backends import registry
 
 from nhwc.errors import VerificationError
 from nhwc.machine.workers import Ended, Nursery
@@ -71,6 +72,14 @@ def test_a_sample_behind_torch_compile_and_looked_at_backwards():
     assert [one.verdict for one in found] == ["right", "right"]
 
 
+def test_compile_is_asked_where_the_package_is_read_from_its_folder(monkeypatch):
+    registry._lazy_import()
+    monkeypatch.delitem(registry._BACKENDS, "nhwc", raising=False)
+    monkeypatch.delitem(registry._COMPILER_FNS, "nhwc", raising=False)
+    case = Case("", nn.Conv2d(3, 4, 3).eval(), (torch.zeros(1, 3, 5, 5),))
+    assert [one.verdict for one in outcomes([case], "compile")] == ["right"]
+
+
 def test_a_model_without_weights_is_not_asked_behind_torch_compile():
     assert outcomes([Case("", nn.ReLU(), (torch.zeros(3),))], "compile") == []
 
@@ -90,7 +99,7 @@ def test_behind_torch_compile_a_wrong_graph_is_seen(more, verdict, monkeypatch):
     def backend(graph, examples):
         return lambda *inputs: tuple(x + more for x in graph(*inputs))
 
-    monkeypatch.setattr(verbs, "lookup_backend", lambda name: backend)
+    monkeypatch.setattr(verbs, "by_name", backend)
     [outcome] = outcomes([Case("", Counts().eval(), (torch.zeros(3),))], "compile")
     assert outcome.verdict == verdict
 
