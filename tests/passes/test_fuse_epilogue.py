@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nhwc import load_model
+from nhwc import load_model, optimize
 from nhwc.graph.modules.layers import Fused
 from nhwc.passes import PASSES
 from nhwc.passes.fuse_bn_activation import fuse_bn_activation
@@ -203,6 +203,45 @@ def test_the_inputs_of_a_fused_layer_are_never_written_to():
     layer(x, residual)
     assert torch.equal(x, X)
     assert torch.equal(residual, X)
+
+
+def add_(x, y):
+    return x.add_(y)
+
+
+class Sums(nn.Module):
+    """A block that adds a second input to what its layer returns."""
+
+    def __init__(self, layer, add):
+        super().__init__()
+        self.c, self.add = layer, add
+
+    def forward(self, x, y):
+        return F.relu(self.add(self.c(x), y))
+
+
+@pytest.mark.parametrize("layer", [conv(), nn.Linear(5, 5), nn.GroupNorm(2, 4)])
+@pytest.mark.parametrize("add", [operator.iadd, add_, operator.add])
+def test_a_sum_in_place_keeps_the_type_and_the_shape_of_what_it_is_written_into(layer, add):
+    model = Sums(layer, add).eval()
+    fused, _ = rewrite(model, *PASSES)
+    assert sum(isinstance(module, Fused) for module in fused.modules()) == 1
+    assert_same(model, fused, X, X.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert outputs(fused, (X, X)).dtype is outputs(model, (X, X)).dtype
+    scripted = script(fused)
+    if add is operator.add:
+        assert_same(model, fused, X[:1], X)
+        return
+    for one in (model, fused, scripted):
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            outputs(one, (X[:1], X))
+
+
+def test_a_plan_of_a_sum_in_place_of_another_type_that_repeats():
+    model = Sums(conv(), operator.iadd).eval()
+    inputs = (X, X[:, :, :1, :1].double())
+    assert_same(model, optimize(model, *inputs), *inputs)
 
 
 def test_standalone_batch_norm_and_activation():

@@ -70,7 +70,8 @@ def _fuse(node: fx.Node, layer: nn.Module, follower: fx.Node) -> Site | None:
         return Site(name_of(node), " + ".join(what), False, reason)
     # Images lie as the convolution says, which the passes before have seen to.
     first = residual is not None and isinstance(layer, nn.Linear) and follower.args[0] is residual
-    _replace(node, end, residual, Fused(layer, activation, first).train(layer.training))
+    writes = residual is not None and writes_first(follower.target)
+    _replace(node, end, residual, Fused(layer, activation, first, writes).train(layer.training))
     return Site(name_of(node), " + ".join(what), True)
 
 

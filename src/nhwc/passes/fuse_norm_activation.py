@@ -43,6 +43,7 @@ def _fuse(node: fx.Node, norm: nn.Module) -> Site | None:
     what = [name_of(node), *(["add"] if add else []), *([_kind(activation)] if activation else [])]
     if end is node and activation is None:
         return Site(name_of(node), " + ".join(what), False, reason) if reason else None
+    writes = end is not node and writes_first(end.target)
     if end is not node:
         residual = next(value for value in end.args if value is not node)
         # The call stands where the sum was: the other operand may be computed after the norm.
@@ -51,7 +52,7 @@ def _fuse(node: fx.Node, norm: nn.Module) -> Site | None:
         erase(end, node)
     if activation is not None:
         erase(after, node)
-    replace_module(node, Fused(norm, activation).train(norm.training))
+    replace_module(node, Fused(norm, activation, in_place=writes).train(norm.training))
     return Site(name_of(node), " + ".join(what), True)
 
 

@@ -54,6 +54,8 @@ def _repeats(record: Record, node: fx.Node) -> bool:
     if out is None or None in given or opaque_by_nature(fused) is not None:
         return False
     x, residual = given[0], given[-1]
+    if fused.in_place and residual.dtype != out.dtype:  # type: ignore[union-attr]
+        return False
     if residual.shape != out.shape:  # type: ignore[union-attr]
         return True
     alone = specified(fused.op, x)  # type: ignore[arg-type]

@@ -225,6 +225,7 @@ class Fused(nn.Module):
     `op` is a convolution, a linear layer or a batch norm; without `activation` or `residual` that
     step is left out. The inputs are never written to. Where the residual and what `op` returns lie
     otherwise in memory, the sum lies as the first of both does: the residual if `residual_first`.
+    Where the model adds `in_place`, the sum keeps the type and the shape of what `op` returns.
 
     >>> import torch
     >>> layer = Fused(nn.Conv2d(4, 4, 1), nn.ReLU())
@@ -234,17 +235,25 @@ class Fused(nn.Module):
     """
 
     def __init__(
-        self, op: nn.Module, activation: nn.Module | None, residual_first: bool = False
+        self,
+        op: nn.Module,
+        activation: nn.Module | None,
+        residual_first: bool = False,
+        in_place: bool = False,
     ) -> None:
         super().__init__()
         self.op = op
         self.activation = activation
         self.residual_first = residual_first
+        self.in_place = in_place
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y: Tensor = self.op(x)
         if residual is not None:
-            y = residual + y if self.residual_first else y + residual
+            if self.in_place:
+                y = y.add_(residual)
+            else:
+                y = residual + y if self.residual_first else y + residual
         if self.activation is not None:
             y = self.activation(y)
         return y
