@@ -158,13 +158,14 @@ class _Views:
 
     def _is_filled_behind(self, node: fx.Node) -> bool:
         """Whether `node` makes memory that the ending fills: a core would return what lay there."""
+        if getattr(node.target, "__name__", node.target) not in _EMPTY:
+            return False
         writers = [
             writer
             for writer in self._seen.values
             if any(self._seen.shares(node, one) for one in targets_of(writer))
         ]
-        filled = bool(writers) and self._sides.behind.issuperset(writers)
-        return filled and getattr(node.target, "__name__", node.target) in _EMPTY
+        return bool(writers) and self._sides.behind.issuperset(writers)
 
     def _is_plain(self, node: fx.Node) -> bool:
         """Whether it is a number, say, or a list of views."""
