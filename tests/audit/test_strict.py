@@ -337,3 +337,27 @@ def test_threads_that_watch_in_turns_leave_the_compiler_as_it_was():
     last.set()
     thread.join()
     assert stance._stance is before
+
+
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return torch.cond(x.mean() > 0, lambda y: self.conv(y), lambda y: self.conv(y) * 2, (x,))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+@torch.no_grad()
+def test_a_branch_of_torch_is_one_call(exported):
+    """Torch asks each mode whether it takes operators that run code, or ends the run."""
+    torch.compiler.reset()
+    net, x = nhwc.convert_(Chooses()), last(2, 3, 8, 8)
+    answer = net(x)
+    if exported:
+        net = torch.export.export(net, (x,)).module()
+    with strict():
+        torch.testing.assert_close(net(x), answer)
+    assert "cond" in [call.operator for call in nhwc.audit(net, x).calls]
+    torch.testing.assert_close(net(x), answer)

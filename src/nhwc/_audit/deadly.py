@@ -22,6 +22,7 @@ class NoDeath(TorchDispatchMode):
     """
 
     found: ModelFailed | None = None
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self,
@@ -30,7 +31,7 @@ class NoDeath(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        packet = func.overloadpacket
+        packet = getattr(func, "overloadpacket", None)
         try:
             if packet in _CONVOLUTIONS or (packet in _OF_EITHER_WAY and not args[6]):
                 _survived(*args[:6])

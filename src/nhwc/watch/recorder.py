@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -202,6 +203,9 @@ class _Functions(TorchFunctionMode):
 
 
 class _Kernels(TorchDispatchMode):
+    # The function mode sees `torch.cond` and its kin as one call.
+    supports_higher_order_operators = True
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
@@ -214,7 +218,7 @@ class _Kernels(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.recorder.current is not None:
+        if self.recorder.current is not None or isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         backward = torch._C._current_autograd_node() is not None
         name = str(func.overloadpacket).replace(".", "::", 1)
