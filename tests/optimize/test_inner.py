@@ -738,3 +738,27 @@ def test_a_wrong_plan_of_a_layer_alone_is_found(image, gaining, monkeypatch):
     monkeypatch.setattr(module, "served", wrong)
     with pytest.raises(nhwc.VerificationError, match="relative error"):
         force(made(Heads), image * 40)
+
+
+class Maps(nn.Module):
+    """Runs one of its parts image by image, and the other as ever."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.head = block(3, 8), block(8, 4)
+
+    def forward(self, x):
+        y = torch.vmap(self.net)(x[:, None])[:, 0]
+        return self.head(y) if y.sum() > 0 else self.head(y) - 1
+
+
+@torch.no_grad()
+def test_a_part_that_is_mapped_over_images_has_no_plan():
+    """What `vmap` gives it has no memory to look at: optimize ended in torch's error."""
+    model, x = randomize_batchnorm_(Maps()).eval(), torch.rand(2, 3, 8, 8)
+    fast = force(model, x)
+    close(fast(x), model(x))
+    assert [plan.reason.rpartition("under ")[2] for plan in fast.report.plans] == [
+        "vmap or another transform of torch.func",
+        "",
+    ]

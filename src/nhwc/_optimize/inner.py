@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._functorch import peek_interpreter_stack
 
 from ..graph import graphs
 from ..graph.modules.leaves import runs_hooks
@@ -110,6 +111,9 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
         if torch._C._is_any_autocast_enabled() or torch.is_grad_enabled():
             reason = "the code around it sets autocast or gradients, and no plan serves there"
             use = found.setdefault("modes", Use(path, graph, reason=reason))
+        elif peek_interpreter_stack() is not None:
+            reason = "the code around it runs it under vmap or another transform of torch.func"
+            use = found.setdefault("modes", Use(path, graph, reason=reason))
         elif given is None or not is_known(given):
             reason = "it is given more than tensors and numbers"
             use = found.setdefault(None, Use(path, graph, reason=reason))
@@ -121,7 +125,7 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
         running[path] = use
 
     def leave(_: nn.Module, args: Any, named: Any, result: Any) -> None:
-        if _shared((args, named), result):
+        if peek_interpreter_stack() is None and _shared((args, named), result):
             use = running[path]
             use.reason = "what it returns shares memory, and the code around it may write there"
 
