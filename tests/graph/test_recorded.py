@@ -457,3 +457,42 @@ def test_a_constant_of_a_size_takes_no_name_of_another():
     traced, _ = record_run(graph, [x])
     assert len({node.target for node in traced.find_nodes(op="get_attr")}) == 2
     close(fx.GraphModule(graph, traced)(x), model(x))
+
+
+class Matched(nn.Module):
+    """It compares two images, unless they are one."""
+
+    def __init__(self, one):
+        super().__init__()
+        self.conv, self.one = nn.Conv2d(3, 8, 3), one
+
+    def forward(self, x, y, scale=None):
+        if self.one(x, y):
+            return self.conv(x) * 2
+        return self.conv(x) - self.conv(y)
+
+
+def _is(x, y):
+    return x is y
+
+
+def _has_the_id(x, y):
+    return id(x) == id(y)
+
+
+@pytest.mark.parametrize("one", [_is, _has_the_id])
+@pytest.mark.parametrize("alike", [False, True])
+def test_two_inputs_may_be_one_tensor_in_another_call(one, alike):
+    """A run that is recorded sees one case; the other was answered by its branch."""
+    model, x, y = Matched(one).eval(), torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)
+    fast = force(model, x, x if alike else y)
+    for given in [(x, y), (x, x), (y, x)]:
+        close(fast(*given), model(*given))
+
+
+def test_inputs_of_other_kinds_cannot_be_one_tensor():
+    model, x = Matched(_is).eval(), torch.rand(1, 3, 8, 8)
+    given = x, torch.rand(2, 3, 8, 8)
+    fast = force(model, *given)
+    assert runs_program(fast, *given)
+    close(fast(*given), model(*given))

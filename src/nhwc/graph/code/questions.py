@@ -25,13 +25,15 @@ from .reached import (
     codes_in,
     functions_behind,
     functions_of,
+    is_of_python,
     is_of_torch,
     methods_of,
     names_in,
     takes_module,
 )
 
-_ASKING = (type, callable, id, operator.is_, operator.is_not)
+_SAMENESS = (id, operator.is_, operator.is_not)
+_ASKING = (type, callable, *_SAMENESS)
 """Functions that no traced value can answer as the real one would."""
 
 _SHORT = 100
@@ -66,6 +68,32 @@ def why_asking(module: nn.Module) -> str:
         found = questions_of(function.__code__, function.__globals__, method=own)
         if found.reason:
             return found.reason
+    return ""
+
+
+def asks_sameness(module: nn.Module) -> str:
+    """Where code of `module` or of a part asks whether two values are the same; '' if nowhere.
+
+    >>> asks_sameness(nn.ReLU())
+    ''
+    """
+    parts = {type(part): part for part in module.modules()}.values()
+    reached = (pair for part in parts for pair in _reached(part, list(methods_of(part))))
+    places = (_sameness_in(function, method=method) for function, method in reached)
+    return next(filter(None, places), "")
+
+
+def _sameness_in(function: types.FunctionType, *, method: bool) -> str:
+    if is_of_python(function):
+        return ""
+    code, names = function.__code__, function.__globals__
+    own = _own(code, method=method)
+    for inner in codes_in(code):
+        steps = _steps(inner)
+        for place in range(len(steps)):
+            loads = _loads_asking(steps, place, names, _SAMENESS)
+            if loads or _asks_sameness(steps, place, own):
+                return _place(inner)
     return ""
 
 
@@ -136,15 +164,14 @@ def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -
     reason, none = "", set()
     for inner in codes_in(code):
         steps = _steps(inner)
-        own = code.co_varnames[0] if method and code.co_varnames else ""
+        own = _own(code, method=method)
         for place, step in enumerate(steps):
             asks = _loads_asking(steps, place, names) and not _names(steps, place + 1, own)
             if asks or step.opname in _MATCHING:
                 reason = f"it asks for the type of a value ({_place(inner)})"
-            elif step.opname == "IS_OP" and not _loads(steps[place - 1], None):
-                if _compares_values(steps[:place]):
-                    reason = f"it asks whether two values are the same ({_place(inner)})"
-            elif step.opname == "IS_OP":
+            elif _asks_sameness(steps, place, own):
+                reason = f"it asks whether two values are the same ({_place(inner)})"
+            elif step.opname == "IS_OP" and _loads(steps[place - 1], None):
                 none.add(_asked(steps, place - 2, own))
             elif "_NONE" in step.opname and "JUMP" in step.opname:
                 none.add(_asked(steps, place - 1, own))
@@ -155,7 +182,12 @@ def _steps(code: types.CodeType) -> list[dis.Instruction]:
     return [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
 
 
-def _loads_asking(steps: list[dis.Instruction], place: int, names: dict[str, Any]) -> bool:
+def _loads_asking(
+    steps: list[dis.Instruction],
+    place: int,
+    names: dict[str, Any],
+    asking: tuple[Any, ...] = _ASKING,
+) -> bool:
     """Whether the code loads a function that asks, by its name or as `builtins.type`."""
     step, before = steps[place], steps[place - 1]
     found: Any = None
@@ -164,7 +196,7 @@ def _loads_asking(steps: list[dis.Instruction], place: int, names: dict[str, Any
     elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and before.opname in _GLOBAL:
         owner = names.get(before.argval)
         found = vars(owner).get(step.argval) if isinstance(owner, types.ModuleType) else None
-    return any(found is one for one in _ASKING)
+    return any(found is one for one in asking)
 
 
 def _names(steps: list[dis.Instruction], place: int, own: str) -> bool:
@@ -175,6 +207,20 @@ def _names(steps: list[dis.Instruction], place: int, own: str) -> bool:
 
 def _loads(step: dis.Instruction, value: object) -> bool:
     return step.opname == "LOAD_CONST" and step.argval is value
+
+
+def _own(code: types.CodeType, *, method: bool) -> str:
+    """The first argument of a method."""
+    return code.co_varnames[0] if method and code.co_varnames else ""
+
+
+def _asks_sameness(steps: list[dis.Instruction], place: int, own: str) -> bool:
+    """Whether this step is `x is y`, of values; `self` is none."""
+    if steps[place].opname != "IS_OP" or _loads(steps[place - 1], None):
+        return False
+    if _names(steps, place - 1, own):
+        return False
+    return _compares_values(steps[:place])
 
 
 def _compares_values(steps: list[dis.Instruction]) -> bool:

@@ -28,6 +28,7 @@ from ...models.trees import storage_of, tensors_of
 from ...operators.kinds import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ...verify import cloned
 from ..code.mentions import may_read_later
+from ..code.questions import asks_sameness
 from ..effects.kept import Kept
 from ..effects.outside import Outside
 from ..effects.replaced import replaced
@@ -88,6 +89,7 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
 def _recorded(
     root: fx.GraphModule, inputs: Sequence[Any], kept: Kept | None = None
 ) -> tuple[fx.Graph, dict[str, str]]:
+    _check_sameness(root, inputs)
     mark_generators()
     recorder, state, outside = _Recorder(root), State(root), Outside(root)
     noted = recorder.noted
@@ -115,6 +117,13 @@ def _recorded(
         root.meta["unset"] = tuple(_said(state, part, name) for part, name in kept.attributes)
     spare_writes(noted.graph, noted.values.__getitem__, recorder.quietly)
     return noted.graph, noted.opaque
+
+
+def _check_sameness(root: nn.Module, inputs: Sequence[Any]) -> None:
+    """Refuse code that may ask whether two inputs are one, which they are in some calls alone."""
+    kinds = [(x.shape, x.dtype, x.device) for x in tensors_of(inputs)]
+    if len({*kinds}) < len(kinds) and (place := asks_sameness(root)):
+        raise fx.proxy.TraceError(f"it asks whether two inputs are the same tensor ({place})")
 
 
 def _check_outside(outside: Outside, root: nn.Module, inputs: Sequence[Any]) -> None:
