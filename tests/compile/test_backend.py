@@ -88,7 +88,36 @@ class WritesInItsMidst(Two):
     def forward(self, x):
         y = self.first(x)
         y[:, :2] += 1
-        return self.last(y)
+        y[y < 0.3] = 0
+        y[..., 0].mul_(2)
+        shifted = torch.zeros_like(y)
+        shifted[:, :2], shifted[:, 2:, 1:] = y[:, 2:], y[:, :2, :-1]
+        shifted[0, -1, ..., ::2] = x[0, 0, :8, :4]
+        return self.last(shifted), y
+
+
+class WritesWhereAViewIsReadLater(Two):
+    def forward(self, x):
+        y = self.first(x)
+        part = y[:, 2:]
+        y[:, 1:3] = 1
+        return self.last(y + part.mean())
+
+
+class ReturnsAPartThatItWroteInto(Two):
+    """Made anew, the part would lie in memory without gaps."""
+
+    def forward(self, x):
+        part = torch.cat([self.first(x), x], 1)[:, :4]
+        part.relu_()
+        return self.last(part), part
+
+
+class WritesIntoAPartOfItsInput(Two):
+    def forward(self, x):
+        y = self.first(x)
+        x[:, :1] = y[:, :1, :1, :1]
+        return self.last(self.first(x))
 
 
 class WritesAtItsEnd(Two):
@@ -227,9 +256,12 @@ PLANNED = (
     *(Two, Branches, WritesItsInput, WritesAfterABreak, WritesAtItsEnd, Counts, ReturnsViews),
     *(AsksForSizes, SetsContexts, Sorts, KeepsWhatIsWrittenInto, CountsPastVersions),
     *(WritesBehind, WritesSeveralAtOnce, ScalesItsInput, FillsWhatIsEmpty),
+    WritesInItsMidst,
 )
 LEFT = {
-    WritesInItsMidst: "iadd writes into",
+    WritesWhereAViewIsReadLater: "setitem writes into",
+    WritesIntoAPartOfItsInput: "setitem writes into",
+    ReturnsAPartThatItWroteInto: "relu_ writes into",
     InBfloat16: "_enter_autocast, which changes how torch computes",
     DropsOut: "it draws random numbers",
     Conditional: "cond, which runs graphs of its own",

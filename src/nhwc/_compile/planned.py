@@ -21,7 +21,7 @@ from ..optimized import Optimized, is_known, is_observed, signature
 from ..shown import shown
 from ..verify import cloned
 from ..verify.comparing import compare
-from .behaviour import TRAINS, Unserved, behaviour
+from .behaviour import TRAINS, Unserved
 from .core import Core, core_of
 from .numbers import unwrapped
 from .sides import with_fewer_writes
@@ -180,9 +180,8 @@ class PlannedGraph:
 
     def _made(self, inputs: Sequence[Any], places: _Places) -> _Plan | None:
         """A plan for the shapes of `inputs`; None where the graph is as good or has to do."""
-        graph = with_fewer_writes(self._unwrapped.graph)
         try:
-            seen = behaviour(graph, inputs)
+            graph, seen = with_fewer_writes(self._unwrapped.graph, inputs)
             nodes = graph.graph.find_nodes(op="placeholder")
             written = [i for i in places.weights if nodes[i] in seen.written]
             if written:

@@ -19,17 +19,38 @@ from torch import Tensor, fx
 
 from ..graph import follow_writes, targets_of
 from ..models.trees import tensors_of
-from ..passes.mend_writes import write_anew
+from ..passes.mend_writes import assign_anew, write_anew
 from ..plan.scene import why_seen
-from .behaviour import Behaviour, Unserved, is_idle
+from .behaviour import Behaviour, Unserved, behaviour, is_idle
 
 
-def with_fewer_writes(graph: fx.GraphModule) -> fx.GraphModule:
-    """A copy of `graph`, without the writes in its midst that can be said as new values."""
+def with_fewer_writes(
+    graph: fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[fx.GraphModule, Behaviour]:
+    """`graph` without the writes in its midst that can be said as new values, and what it does.
+
+    It has them still if what it returns for `inputs` would lie otherwise in memory without them.
+    """
+    seen = behaviour(graph, inputs)
+    if not any(map(targets_of, graph.graph.nodes)):
+        return graph, seen
+    own = _copy_with_fewer_writes(graph)
+    less = behaviour(own, inputs)
+    same = _strides_of_results(own, less) == _strides_of_results(graph, seen)
+    return (own, less) if same else (graph, seen)
+
+
+def _strides_of_results(graph: fx.GraphModule, seen: Behaviour) -> list[tuple[int, ...]]:
+    [output] = graph.graph.find_nodes(op="output")
+    return [x.stride() for node in output.all_input_nodes for x in tensors_of(seen.values[node])]
+
+
+def _copy_with_fewer_writes(graph: fx.GraphModule) -> fx.GraphModule:
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph.graph, {}))  # type: ignore[arg-type]
     own = fx.GraphModule(graph, copied)
     follow_writes(own)
+    assign_anew(own)
     write_anew(own)
     own.recompile()
     return own

@@ -19,7 +19,7 @@ import copy
 import inspect
 import operator
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,56 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
 
     What writes into the input writes into a copy, which is put back at the end.
     """
-    sites = [*_without_copies(gm), *_put_back(gm)]
+    sites = [*_without_copies(gm), *_put_back(gm), *_parts_anew(gm), *write_anew(gm)]
+    return reported(gm, "mend_writes", sites)
+
+
+def assign_anew(gm: fx.GraphModule) -> None:
+    """Make a new tensor of what is written into a part, also if that is said as `x[key] = value`.
+
+    A trace of ours has new tensors for these; a graph that Dynamo made has the writes.
+
+    >>> graph = fx.Graph()
+    >>> y = graph.call_method("exp", (graph.placeholder("x"),))
+    >>> write, _ = graph.call_function(operator.setitem, (y, slice(2), 0)), graph.output(y)
+    >>> assign_anew(gm := fx.GraphModule({}, graph))
+    >>> [node.name for node in gm.graph.nodes]
+    ['x', 'exp', 'getitem', 'full_like', 'slice_scatter', 'output']
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=operator.setitem):
+        whole, key, value = node.args
+        if not _is_memory_of_its_own(whole) or seen_later(node, besides=whole):
+            continue
+        try:
+            made = _put(gm, node, whole, key, value)
+        except fx.proxy.TraceError:
+            continue
+        _read_instead(gm, node, whole, made)
+        _compute_anew(node, whole, key, value)
+        gm.graph.erase_node(node)
+    _parts_anew(gm)
+
+
+_ANEW: dict[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+
+
+def _compute_anew(node: fx.Node, whole: Any, key: Any, value: Any) -> None:
+    """Let `x[key] *= 2` compute a product; it multiplies in place, and assigns it to that place."""
+    part = written_into(value) if isinstance(value, fx.Node) else None
+    if not isinstance(part, fx.Node) or part.target is not operator.getitem:
+        return
+    if part.args == (whole, key) and [*part.users] == [value] and value.target in _ANEW:
+        value.target = _ANEW[value.target]
+
+
+def _parts_anew(gm: fx.GraphModule) -> list[Site]:
+    """Make a new tensor of what a method such as `zero_` writes into a part of."""
+    sites = []
     for node in list(gm.graph.nodes):
         part = written_into(node)
         if node.op != "call_method" or getattr(part, "target", None) is not operator.getitem:
@@ -59,8 +108,7 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), str(node.target), not reason, reason))
         if not reason:
             _replace(gm, node, part)
-    sites += write_anew(gm)
-    return reported(gm, "mend_writes", sites)
+    return sites
 
 
 def write_anew(gm: fx.GraphModule) -> list[Site]:
@@ -250,11 +298,7 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
         return "what it returns is read"
     if any(written_into(user) is not None or result_may_be_view(user) for user in node.users):
         return "what it returns may be written into"
-    if (
-        not isinstance(whole, fx.Node)
-        or not whole.op.startswith("call")
-        or result_may_be_view(whole)
-    ):
+    if not _is_memory_of_its_own(whole):
         return "what it writes into may be a part of another tensor"
     if isinstance(part.args[1], int) and _may_be_several(whole):
         return "what it writes into may be one of several results"
@@ -266,6 +310,12 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
     if any(written_into(one) in alike for one in _later(gm, node)):
         return "what it returns may be written into"
     return ""
+
+
+def _is_memory_of_its_own(whole: Any) -> TypeGuard[fx.Node]:
+    """Whether it is a tensor that the graph makes, and no part of another."""
+    made = isinstance(whole, fx.Node) and whole.op.startswith("call")
+    return made and not result_may_be_view(whole)
 
 
 def _keeps_memory(key: Any) -> bool:
@@ -301,13 +351,10 @@ def _later(gm: fx.GraphModule, node: fx.Node) -> set[fx.Node]:
 def _replace(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> None:
     whole, key = part.args
     assert isinstance(whole, fx.Node)
-    earlier = _earlier(gm, node)
-    readers = [user for user in whole.users if user not in earlier]
     value, made = _assigned(gm, node, whole, key)
-    for reader in readers:
-        reader.replace_input_with(whole, made)
+    _read_instead(gm, node, whole, made)
     if node.users:
-        node.replace_all_uses_with(value.node)
+        node.replace_all_uses_with(value)
     gm.graph.erase_node(node)
     if not part.users:
         gm.graph.erase_node(part)
@@ -315,13 +362,26 @@ def _replace(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> None:
 
 def _assigned(gm: fx.GraphModule, node: fx.Node, whole: fx.Node, key: Any) -> tuple[Any, fx.Node]:
     """What `node` writes, and `whole` with that at `key`."""
+    if node.target in _ASSIGNING:
+        given = node.kwargs.get("other", node.kwargs.get("value", 0))
+        value: Any = node.args[1] if len(node.args) > 1 else given
+    else:
+        with gm.graph.inserting_before(node):
+            value = gm.graph.call_method(_without_write(node), node.args, node.kwargs)
+    return value, _put(gm, node, whole, key, value)
+
+
+def _put(gm: fx.GraphModule, node: fx.Node, whole: fx.Node, key: Any, value: Any) -> fx.Node:
+    """`whole` with `value` at `key`, made where `node` stands."""
     tracer = fx.proxy.GraphAppendingTracer(gm.graph)
     proxied: Any = lambda one: fx.Proxy(one, tracer)
+    value = proxied(value) if isinstance(value, fx.Node) else value
     with gm.graph.inserting_before(node):
-        if node.target in _ASSIGNING:
-            given = node.kwargs.get("other", node.kwargs.get("value", 0))
-            value: Any = node.args[1] if len(node.args) > 1 else given
-        else:
-            value = gm.graph.call_method(_without_write(node), node.args, node.kwargs)
-        value = proxied(value) if isinstance(value, fx.Node) else value
-        return value, assigned(proxied(whole), fx.node.map_arg(key, proxied), value)
+        return assigned(proxied(whole), fx.node.map_arg(key, proxied), value)
+
+
+def _read_instead(gm: fx.GraphModule, node: fx.Node, whole: fx.Node, made: fx.Node) -> None:
+    """Let what reads `whole` behind `node` read what was made of it."""
+    earlier = _earlier(gm, node) | {node}
+    for reader in [user for user in whole.users if user not in earlier]:
+        reader.replace_input_with(whole, made)
