@@ -33,6 +33,6 @@ def test_every_local_link_leads_somewhere():
 
 
 def test_no_race_is_left_out():
-    families = ("Every engine", "What people deploy", "Models of other packages", "Volumes")
-    raced = {title for title, *_ in SECTIONS if title.startswith(families)}
+    suites = ("Every engine", "What people deploy", "Models of other packages", "Volumes")
+    raced = {title for title, *_ in SECTIONS if title.startswith(suites) or "amilies" in title}
     assert {title for _, title in SUMMED} == raced

@@ -20,8 +20,9 @@ SPECS = {
 
 
 @pytest.fixture(autouse=True)
-def _all_are_worth_it(monkeypatch):
+def _all_are_worth_it_and_fit(monkeypatch):
     monkeypatch.setattr(direct, "_WORTH", 0)
+    monkeypatch.setattr(direct, "second_level_bytes", lambda: 2 << 20)
 
 
 def built(spec, *, normal=False):
