@@ -23,7 +23,7 @@ from ..models.trees import every_tensor_of, has_strides, remade, some
 from ..optimized import Optimized
 from ..shown import shown
 from ..watch.recorder import Recorder, is_users
-from ..watch.written import uncompiled
+from ..watch.uncompiled import uncompiled
 from .deadly import NoDeath
 
 

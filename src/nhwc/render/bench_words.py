@@ -263,15 +263,12 @@ def noise(result: Benchmark) -> str:
             f"Noisy: {len(wild)} of {len(spread)} measurements spread by more than {NOISY:.0%}, "
             f"{label(m.variant)} on {row.case.model} by {_share(share)}."
         )
-    crowds = [row.others for row in result.rows if row.others and _is_crowded(row)]
+    known = [(row.others, row.case.threads) for row in result.rows if row.others]
+    crowds = [others for others, threads in known if others.in_the_way_of(threads)]
     if crowds:
         most = max(crowds, key=lambda others: others.taken)
         lines.append(f"Meanwhile {most}.")
     return " ".join([*lines, "Stop other programs and measure again."]) if lines else ""
-
-
-def _is_crowded(row: Row) -> bool:
-    return row.others is not None and row.others.in_the_way_of(row.case.threads)
 
 
 def _share(share: float) -> str:

@@ -29,7 +29,7 @@ from ..formats.weights import convolution_weights
 from ..models.trees import has_strides, storage_of, tensors_of
 from .calls import Call, CallSite, TensorSpec, described
 from .effects import short_name
-from .written import uncompiled
+from .uncompiled import uncompiled
 
 _NOT_THE_USERS = (
     str(Path(__file__).parents[1]) + os.sep,

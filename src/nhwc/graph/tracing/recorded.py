@@ -77,6 +77,7 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
     the code keeps in attributes that no call reads, neither this one nor one for other sizes, the
     graph does not: `unset` of its owner's `meta` names these.
     """
+    _check_sameness(root, inputs)
     try:
         return _recorded(root, inputs)
     except Changed as error:
@@ -89,7 +90,6 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
 def _recorded(
     root: fx.GraphModule, inputs: Sequence[Any], kept: Kept | None = None
 ) -> tuple[fx.Graph, dict[str, str]]:
-    _check_sameness(root, inputs)
     mark_generators()
     recorder, state, outside = _Recorder(root), State(root), Outside(root)
     noted = recorder.noted
