@@ -33,6 +33,9 @@ STRIDE_METHODS |= {"as_strided", "as_strided_copy", "as_strided_scatter"}
 MAYBE_COPIES = {"contiguous", "to", "reshape", "reshape_as", "flatten", "ravel"}
 """How a tensor lies in memory decides whether they return a copy, or it itself, or a view of it."""
 
+PUTTING_IN = {torch.slice_scatter, torch.select_scatter}
+"""They put the second tensor in the place of a part of the first: `x[key] = value` in a graph."""
+
 _UNMARKED_VIEWS = {
     # Conversions, which return what already is as it should be.
     *("bfloat16", "bool", "byte", "cdouble", "cfloat", "chalf", "char", "conj_physical", "cpu"),

@@ -205,9 +205,16 @@ class _Binder:
         return ranks <= {len(seen.shape)}
 
     def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
-        """What a node makes of constants and fixed values alone."""
+        """What a node makes of constants and fixed values alone, or of a tensor's shape."""
         run = caller(self.graph, self.record, node)
-        return run(*(constants[self.slots[one, None]] for one in self.record.read_by(node)))
+        return run(*(self._known(one, constants) for one in self.record.read_by(node)))
+
+    def _known(self, node: fx.Node, constants: dict[int, Any]) -> Any:
+        if self.record.is_given(node):
+            return constants[self.slots[node, None]]
+        seen = self.record.values[node]
+        made = torch.empty(seen.shape, dtype=seen.dtype, device=seen.device)
+        return laid_out(made, seen.layout) if seen.layout else made
 
     def _numbers(self, node: fx.Node, value: Any) -> Any:
         return value.float() if node in self.record.whole else value

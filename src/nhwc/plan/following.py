@@ -19,7 +19,7 @@ from ..graph.modules.ordered import Reduced, Repeat, Softmax
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
 from ..operators.activations import MODULES
-from ..operators.kinds import arithmetic_of
+from ..operators.kinds import PUTTING_IN, arithmetic_of
 from .recording import Record, Seen
 
 _TO_LAST, _TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -29,6 +29,11 @@ _OF_MATRICES = {
 _EXCHANGES = {
     *("transpose", "swapaxes", "swapdims", torch.transpose, torch.swapaxes, torch.swapdims),
 }
+_BLANK = {"zeros_like", "empty_like", "new_zeros", "new_empty"}
+_FILLED = {"full_like", "new_full", "ones_like", "new_ones"}
+"""What has a tensor's type and none of its numbers: nothing, or one number throughout."""
+_MOST = 1 << 20
+"""The most numbers of a constant that is the same throughout."""
 _STEADY = (Fused, nn.Embedding, nn.LayerNorm, nn.Linear, nn.RMSNorm, nn.Softmax)
 """Layers that are often given parameters alone, or numbers of positions."""
 _OF_IMAGES = {
@@ -46,12 +51,31 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
     changing = exposed(graph.graph) | memory_of(*(target for _, target in record.writes))
     for node in graph.graph.nodes:
         sources = [one for one in node.all_input_nodes if one not in record.fixed]
-        known = all(map(record.is_given, sources))
+        known = all(map(record.is_given, sources)) or _is_filled(record, node, sources)
         if not known or node in record.fixed or not _is_tensor(record, node):
             continue
         computed = is_computed_from_arguments(node) or _is_layer(node)
         if computed and node not in changing:
             record.constant.add(node)
+
+
+def _is_filled(record: Record, node: fx.Node, sources: list[fx.Node]) -> bool:
+    """Whether one number that is known is all of it, and a tensor is given for its shape."""
+    seen = record.tensor(node)
+    small = seen is not None and math.prod(seen.shape) <= _MOST
+    return small and _name(node) in _FILLED and len(sources) == 1 and not is_blank(node)
+
+
+def is_blank(node: fx.Node) -> bool:
+    """Whether `node` makes zeros, or what nothing is written to, in the type of a tensor."""
+    if _name(node) in ("full_like", "new_full"):
+        value = node.kwargs.get("fill_value", node.args[-1])
+        return isinstance(value, int | float) and not value and math.copysign(1, value) > 0
+    return _name(node) in _BLANK
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def note_numbers(record: Record) -> None:
@@ -72,8 +96,7 @@ def note_numbers(record: Record) -> None:
 def _is_of_floats(record: Record, node: fx.Node) -> bool:
     """Whether `node` is arithmetic that torch does in float32, and no constant itself."""
     seen = record.tensor(node)
-    name = str(getattr(node.target, "__name__", node.target))
-    known = arithmetic_of(name) is not None and not node.kwargs and not record.is_given(node)
+    known = arithmetic_of(_name(node)) is not None and not node.kwargs and not record.is_given(node)
     return known and seen is not None and seen.dtype is torch.float32
 
 
@@ -96,8 +119,15 @@ def note_tokens(graph: fx.GraphModule, record: Record) -> None:
 
     To be wrong costs a copy, no more: our kernels take either. Images of one pixel lie the same
     whichever they are, and serve those that they meet: a gate that linear layers computed, say.
+    Clips of images, N, T, C, H, W, look like volumes, and are moved as tokens are until they are
+    images again. So is a part that others are put into.
     """
+    moved: set[fx.Node] = set()
     for node in graph.graph.nodes:
+        if _is_of_clips(record, node, moved) or _is_put_into(node):
+            moved.add(node)
+            record.tokens.add(node)
+            continue
         image = record.image(node)
         if image is not None and math.prod(image.shape[2:]) == 1:
             continue
@@ -107,10 +137,30 @@ def note_tokens(graph: fx.GraphModule, record: Record) -> None:
         elif node.op.startswith("call_") and not _is_of_images(node):
             turned = _permutation(node)
             of_tokens = any(
-                one in record.tokens and one.op != "get_attr" for one in node.all_input_nodes
+                one in record.tokens - moved and one.op != "get_attr"
+                for one in node.all_input_nodes
             )
             if turned == _TO_LAST or (turned != _TO_IMAGE and of_tokens):
                 record.tokens.add(node)
+
+
+def _is_of_clips(record: Record, node: fx.Node, clips: set[fx.Node]) -> bool:
+    """Whether `node` tells the images of several clips apart, or moves such images."""
+    image, sources = record.image(node), node.all_input_nodes
+    if image is None or len(image.shape) != 5 or not node.op.startswith("call_"):
+        return False
+    if not clips.isdisjoint(sources):
+        return not _is_of_images(node)
+    seen = record.image(sources[0]) if sources else None
+    new = seen is not None and sources[0] not in record.tokens
+    return new and image.shape[2:] == seen.shape[1:]  # type: ignore[union-attr]
+
+
+def _is_put_into(node: fx.Node) -> bool:
+    """Whether `node` takes a part of a tensor for others to be put into."""
+    readers = [user for user in node.users if user.users]
+    filled = all(user.target in PUTTING_IN and user.args[0] is node for user in readers)
+    return node.target in (operator.getitem, "select") and filled
 
 
 def _mixes_last(node: fx.Node) -> bool:

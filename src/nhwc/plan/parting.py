@@ -6,6 +6,8 @@ none. For such shapes the layer is called alone again, with the sum and the acti
 
 Norms by the root of the mean square that are spelled out are one call (`roots`).
 
+What is put into a part of a tensor gets the part for its shape alone, and is expanded to that.
+
 `max` along a dimension returns places as well. Where nobody reads these, `amax` is as good, though
 it has other gradients where several numbers are the largest.
 """
@@ -18,8 +20,9 @@ import torch
 from torch import fx
 
 from ..graph import bound, module_of
-from ..graph.modules.layers import Fused
+from ..graph.modules.layers import Fused, as_elements
 from ..graph.modules.leaves import opaque_by_nature
+from ..operators.kinds import PUTTING_IN
 from .recognize import specified
 from .recording import Record
 from .roots import roots_in, write_root
@@ -29,8 +32,9 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
     """`graph` with such calls replaced; None if there are none."""
     repeating = [node for node in graph.graph.nodes if _repeats(record, node)]
     largest = [node for node in graph.graph.nodes if _is_read_for_values(node)]
+    stored = [node for node in graph.graph.nodes if _is_put_in(record, node)]
     roots = roots_in(graph, record)
-    if not repeating and not largest and not roots:
+    if not repeating and not largest and not stored and not roots:
         return None
     copied = fx.Graph()
     named: dict[fx.Node, fx.Node] = {}
@@ -41,6 +45,8 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
         _part(copied, named[node], fused)
     for node in largest:
         _without_places(copied, named[node])
+    for node in stored:
+        _expand(copied, named[node], record.values[node].shape)
     for root in roots:
         write_root(copied, root._replace(node=named[root.node], source=named[root.source]))
     return fx.GraphModule(graph, copied)
@@ -93,4 +99,23 @@ def _without_places(graph: fx.Graph, node: fx.Node) -> None:
     for user in [*node.users]:
         user.replace_all_uses_with(found)
         graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _is_put_in(record: Record, node: fx.Node) -> bool:
+    """Whether `node` makes what is put into a tensor of something of the same type."""
+    if node.target is not as_elements:
+        return False
+    out, given = record.tensor(node), record.tensor(node.args[0])  # type: ignore[arg-type]
+    if out is None or given is None or len(given.shape) > len(out.shape):
+        return False
+    if any(user.target not in PUTTING_IN or user.args[1] is not node for user in node.users):
+        return False
+    return (out.dtype, out.device) == (given.dtype, given.device)
+
+
+def _expand(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> None:
+    with graph.inserting_before(node):
+        made = graph.call_method("expand", (node.args[0], *shape))
+    node.replace_all_uses_with(made)
     graph.erase_node(node)

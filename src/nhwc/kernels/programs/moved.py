@@ -65,6 +65,17 @@ def room(builder: Builder, shape: Sequence[int]) -> Buffer:
     return builder.buffer(shape if len(shape) in (2, 3) else rows_of(shape))
 
 
+def room_like(builder: Builder, x: Moved, shape: Sequence[int]) -> Moved:
+    """Room for a tensor of this shape whose numbers lie side by side along the dimension in which
+    those of `x` do: then pieces of `x` are copied as they are."""
+    dims = [*range(len(shape))]
+    dense = (dim for dim in dims[::-1] if x.shape[dim] > 1 and runs_on(x.where.movedim(dim, -1)))
+    last = dims.pop(next(dense, -1))
+    turned = [shape[dim] for dim in (*dims, last)]
+    rows = as_rows(room(builder, turned), turned)
+    return Moved(rows.buffer, rows.where.movedim(-1, last))
+
+
 def settled(builder: Builder, x: Moved) -> Buffer:
     """The tensor as programs hold it, at no cost if it lies so."""
     shape = four(x.shape)
@@ -212,6 +223,16 @@ def _heads(x: Moved) -> Heads | None:
     return Heads(x.buffer, first.reshape(-1), apart, 0) if together else None
 
 
+def in_one_buffer(parts: Sequence[Moved]) -> Buffer | None:
+    """The buffer that has the numbers of all parts, whose places can be joined on paper.
+
+    None if there are several. Zeros that lie nowhere go with any.
+    """
+    found = {id(one.buffer): one.buffer for one in parts if bool((one.where >= 0).any())}
+    buffers = [*found.values()] or [parts[0].buffer]
+    return buffers[0] if len(buffers) == 1 else None
+
+
 def joined(builder: Builder, parts: Sequence[Moved], dim: int) -> Moved:
     """The parts one after the other along a dimension: each is gathered into the whole."""
     shape = list(parts[0].shape)
@@ -219,7 +240,7 @@ def joined(builder: Builder, parts: Sequence[Moved], dim: int) -> Moved:
     widths = {part.buffer.shape[1] for part in parts}
     if len(widths) == 1 and all(is_everything(one) and not runs_on(one.where) for one in parts):
         return _buffers_joined(builder, parts, dim)
-    whole = as_rows(room(builder, shape), shape)
+    whole = room_like(builder, parts[0], shape)
     begin = 0
     for part in parts:
         length = part.shape[dim]

@@ -18,6 +18,7 @@ from ...graph.modules.mended import FromTokens
 from ...graph.modules.ordered import Repeat
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved
+from ..following import is_blank
 from ..implementation import Implementation
 from ..others import caller
 from ..recording import Record, Seen
@@ -72,7 +73,12 @@ def _movement(graph: fx.GraphModule, record: Record, layer: Layer) -> Callable[.
         # The second tensor is given for its shape alone.
         shape, method = record.values[node].shape, _LIKE[str(node.target)]
         return lambda where: getattr(where, method)(shape)
-    if not is_movement(graph, node) or len(layer.inputs) != 1:
+    if len(layer.inputs) != 1:
+        return None
+    if is_blank(node):
+        shape = record.values[node].shape
+        return lambda where: where.new_full(shape, -1)
+    if not is_movement(graph, node):
         return None
     call = caller(graph, record, node)
     if node.target is F.pad:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
+import torch
 
 from ...formats import Format
-from ...graph import bound
 from ...kernels.layers.elementwise import multiply_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import (
@@ -18,6 +17,7 @@ from ...kernels.programs.moved import (
     as_image,
     as_rows,
     from_rows,
+    in_one_buffer,
     in_order,
     is_everything,
     joined,
@@ -141,32 +141,10 @@ def concatenated(
         found = [given[place] for place in places]
         if stacked:
             found = [Moved(one.buffer, one.where.unsqueeze(dim)) for one in found]
+        buffer = in_one_buffer(found)
+        if buffer is not None:
+            return Moved(buffer, torch.cat([one.where for one in found], dim))
         return joined(builder, found, dim)
-
-    return as_it_lies(record, layer, emit)
-
-
-def replaced(record: Record, layer: Layer) -> Implementation | None:
-    """`slice_scatter`: a tensor with another in the place of one of its slices."""
-    names = ("input", "src", "dim", "start", "end", "step")
-    given = bound(layer.node, names)
-    whole, part = (given.get(name) for name in names[:2])
-    numbers = [given.get("dim", 0), *(given.get(name) for name in names[3:])]
-    if not {whole, part} <= {*layer.inputs} or any(isinstance(one, fx.Node) for one in numbers):
-        return None
-    dim, start, end, step = numbers
-    shape = record.values[layer.node].shape
-    first, last, apart = slice(start, end, step).indices(shape[dim])
-    if apart != 1:
-        return None
-    places = [layer.inputs.index(one) for one in (whole, part)]
-
-    def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
-        whole, part = (inputs[place] for place in places)
-        before = Moved(whole.buffer, whole.where.narrow(dim, 0, first))
-        behind = Moved(whole.buffer, whole.where.narrow(dim, last, shape[dim] - last))
-        parts = [one for one in (before, part, behind) if one.where.numel()]
-        return parts[0] if len(parts) == 1 else joined(builder, parts, dim % len(shape))
 
     return as_it_lies(record, layer, emit)
 

@@ -36,9 +36,10 @@ from .norms import norm_step, root_step, unit_along, unit_eps
 from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
-from .rows import concatenated, pointwise, repeated, replaced, rowwise, scaled
+from .rows import concatenated, pointwise, repeated, rowwise, scaled
 from .sampling import sampled, weighted_samples
 from .signals import signals
+from .writes import put_in
 
 _OF_SOFTMAX = ("input", "dim", "dtype", "_stacklevel")
 
@@ -200,7 +201,8 @@ _BY_NAME: dict[str, Callable[[_TokensCall], Implementation | None]] = {
     "stack": _TokensCall._stacked,
     "pad": padded,
     "fold": fold,
-    "slice_scatter": lambda call: replaced(call.record, call.layer),
+    "slice_scatter": put_in,
+    "select_scatter": put_in,
     "as_elements": lambda call: repeated(call.record, call.layer),
     **dict.fromkeys(KINDS, _TokensCall._function_reduced),
     "softmax": _TokensCall._function_softmax,

@@ -30,6 +30,8 @@ class Values:
         self._record, self._builder = record, builder
         self._found: dict[fx.Node, Any] = {}
         self._makers: dict[fx.Node, Implementation] = {}
+        self._images: dict[fx.Node, Buffer] = {}
+        """What was put in order for a kernel that wants images, and serves the next one, too."""
 
     def __contains__(self, node: fx.Node) -> bool:
         return node in self._found
@@ -49,6 +51,7 @@ class Values:
     def drop(self, node: fx.Node) -> None:
         """Forget a value that nobody reads any more."""
         del self._found[node]
+        self._images.pop(node, None)
 
     def given(self, node: fx.Node, reader: Implementation) -> Any:
         """The value as `reader` wants it; several at once are handed on as they are."""
@@ -56,7 +59,9 @@ class Values:
         if isinstance(value, Buffer) and reader.moved:
             return as_image(value, self._record.values[node].shape)
         if isinstance(value, Moved) and not reader.moved:
-            return settled(self._builder, value)
+            if node not in self._images:
+                self._images[node] = settled(self._builder, value)
+            return self._images[node]
         return value
 
     def give(self, node: fx.Node) -> None:
