@@ -4,6 +4,7 @@ import builtins
 import collections
 import copy
 import dataclasses
+import enum
 import functools
 import operator
 import weakref
@@ -591,7 +592,116 @@ class Gated(nn.Module):
 def test_a_part_that_asks_its_argument_for_none_is_told_so():
     (part,) = fuse(Gated().eval()).report.opaque
     assert part.path == "part"
-    assert part.reason == "it asks whether its argument mask is None"
+    assert part.reason == "it asks whether its argument mask is None or the like"
+
+
+class Mode(enum.Enum):
+    ONCE, TWICE = 1, 2
+
+
+class Chosen(nn.Module):
+    """Compares what it is given with an object that is not None."""
+
+    chosen = Mode.TWICE
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x, mode):
+        return self.conv(x) * (2 if mode is Mode.TWICE else 1)
+
+
+class ChosenByItself(Chosen):
+    def forward(self, x, mode):
+        return self.conv(x) * (2 if mode is self.chosen else 1)
+
+
+def is_twice(mode):
+    return mode is Mode.TWICE
+
+
+class ChosenByHelper(Chosen):
+    def forward(self, x, mode):
+        return self.conv(x) * (2 if is_twice(mode) else 1)
+
+
+class ChosenByAnotherName(Chosen):
+    def forward(self, x, mode):
+        known = mode
+        return self.conv(x) * (2 if known is Mode.TWICE else 1)
+
+
+class ChosenInItsPart(Chosen):
+    def __init__(self):
+        super().__init__()
+        self.part = Chosen()
+
+    def forward(self, x, mode):
+        return self.part(self.conv(x), mode)
+
+
+class Flagged(Chosen):
+    def forward(self, x, mode):
+        return self.conv(x) * (2 if mode is True else 1)
+
+
+class FlaggedInside(Chosen):
+    def forward(self, x, mode):
+        return self.conv(x) * (2 if mode["twice"] is True else 1)
+
+
+CHOSEN = {
+    **dict.fromkeys((Chosen, ChosenByItself, ChosenByHelper, ChosenByAnotherName), Mode.TWICE),
+    ChosenInItsPart: Mode.TWICE,
+    Flagged: True,
+    FlaggedInside: {"twice": True},
+}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_an_argument_may_be_a_certain_object(kind):
+    model = kind().eval()
+    fused = fuse(model)
+    assert " is None or the like" in fused.report.opaque[0].reason
+    torch.testing.assert_close(fused(X, CHOSEN[kind]), model(X, CHOSEN[kind]))
+
+
+class Choosing(Chosen):
+    """Asks of its own what is no traced value."""
+
+    chosen = doubled = True
+
+    def is_doubled(self):
+        return self.doubled
+
+    def forward(self, x):
+        y = self.conv(x) if self.is_doubled() is True else x
+        chosen = self.chosen
+        return y * 2 if chosen is True else y
+
+
+class ToldByTruth(Chosen):
+    def forward(self, x):
+        return self.conv(x) * (2 if torch.is_tensor(x) is True else 1)
+
+
+class LaidOut(Chosen):
+    def forward(self, x):
+        return self.conv(x) * (2 if x.is_contiguous() is True else 1)
+
+
+class Compared(Chosen):
+    def forward(self, x):
+        return self.conv(x) * (2 if (x.shape[-1] > 2) is True else 1)
+
+
+@pytest.mark.parametrize("kind", [Choosing, ToldByTruth, LaidOut, Compared])
+def test_what_is_computed_may_be_true(kind):
+    model = kind().eval()
+    fused = fuse(model)
+    assert bool(fused.report.opaque) is (kind is not Choosing)
+    torch.testing.assert_close(fused(X), model(X))
 
 
 class Scaled(Masked):

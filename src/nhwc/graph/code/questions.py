@@ -49,11 +49,13 @@ _SKIPPED = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "COPY", "RESUME", "
 class Questions:
     """A `reason` not to trace a function, and the variables that it asks whether they are None.
 
-    An empty name among them stands for the result of a call that has no variable.
+    An empty name among them stands for the result of a call that has no variable. Those in `others`
+    it compares with other objects, as in `flag is True` or `mode is Mode.FAST`.
     """
 
     reason: str
     none: frozenset[str]
+    others: frozenset[str]
 
 
 def why_asking(module: nn.Module) -> str:
@@ -118,21 +120,24 @@ def _reached(
 
 
 def asks_for_none(
-    code: types.CodeType, names: dict[str, Any], *, method: bool = False
+    code: types.CodeType, names: dict[str, Any], *, method: bool = False, or_another: bool = False
 ) -> frozenset[str]:
     """Return the variables that `code`, or a helper that it calls, compares with None.
+
+    With `or_another`, also those that it compares with another object.
 
     >>> def pick(x, y):
     ...     return x if y is None else y
     >>> sorted(asks_for_none(pick.__code__, globals()))
     ['y']
     """
-    asked = questions_of(code, names, method=method).none
+    found = questions_of(code, names, method=method)
+    asked = found.none | found.others if or_another else found.none
     for helper in _helpers(code, names):
         if (
             helper.__code__ is not code
             and len(helper.__code__.co_code) < _SHORT
-            and asks_for_none(helper.__code__, helper.__globals__)
+            and asks_for_none(helper.__code__, helper.__globals__, or_another=or_another)
         ):
             return asked | {*code.co_varnames, ""}
     return asked
@@ -161,7 +166,9 @@ def may_write(function: Any) -> bool:
 
 def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -> Questions:
     """Find the questions in `code`, except those about a method's first argument, a module."""
-    reason, none = "", set()
+    reason = ""
+    none: set[str | None] = set()
+    others: set[str | None] = set()
     for inner in codes_in(code):
         steps = _steps(inner)
         own = _own(code, method=method)
@@ -169,13 +176,16 @@ def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -
             asks = _loads_asking(steps, place, names) and not _names(steps, place + 1, own)
             if asks or step.opname in _MATCHING:
                 reason = f"it asks for the type of a value ({_place(inner)})"
-            elif _asks_sameness(steps, place, own):
+            elif _asks_sameness(steps, place, own) or _compares_result(steps, place, own):
                 reason = f"it asks whether two values are the same ({_place(inner)})"
             elif step.opname == "IS_OP" and _loads(steps[place - 1], None):
                 none.add(_asked(steps, place - 2, own))
+            elif step.opname == "IS_OP":
+                others.add(_asked(steps, _owner(steps, place - 1) - 1, own))
             elif "_NONE" in step.opname and "JUMP" in step.opname:
                 none.add(_asked(steps, place - 1, own))
-    return Questions(reason, frozenset(name for name in none if name is not None))
+    asked = (frozenset(name for name in one if name is not None) for one in (none, others))
+    return Questions(reason, *asked)
 
 
 def _steps(code: types.CodeType) -> list[dis.Instruction]:
@@ -230,11 +240,24 @@ def _compares_values(steps: list[dis.Instruction]) -> bool:
     return last.startswith(("LOAD_FAST", "CALL")) or bool(attributes & SHAPE_ATTRIBUTES)
 
 
-def _asked(steps: list[dis.Instruction], place: int, own: str) -> str | None:
-    """Return the variable that the question is about; None if it is self or an attribute of it."""
+def _compares_result(steps: list[dis.Instruction], place: int, own: str) -> bool:
+    """Whether this step is `f(x) is True`; what a method of `self` says is no value."""
+    if steps[place].opname != "IS_OP" or not isinstance(steps[place - 1].argval, bool):
+        return False
+    computed = steps[place - 2].opname.startswith(("CALL", "COMPARE_OP"))
+    return computed and not _names(steps, _owner(steps, place - 3), own)
+
+
+def _owner(steps: list[dis.Instruction], place: int) -> int:
+    """Where the code loads what it reads the attribute off that it has at `place`."""
     while place >= 0 and steps[place].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         place -= 1
-    step = steps[place]
+    return place
+
+
+def _asked(steps: list[dis.Instruction], place: int, own: str) -> str | None:
+    """Return the variable that the question is about; None if it is self or an attribute of it."""
+    step = steps[_owner(steps, place)]
     if step.opname.startswith("LOAD_FAST") or step.opname.startswith("STORE_FAST"):
         name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
         return None if name == own else str(name)

@@ -1,4 +1,8 @@
-"""Where code asks whether a value is None that may be: no class can define the answer."""
+"""Where code asks whether a value is None that may be: no class can define the answer.
+
+An argument of the user's may be any other object as well, True or an enum's member, that code asks
+for in the same way.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from torch import Tensor, fx, nn
 from ..code.questions import asks_for_none, assigned_in
 from ..code.reached import OURS, TORCH, methods_of, takes_module
 
+CERTAIN = "is None or the like"
+"""What code asks by `is`."""
+
 _OF_WINDOWS = ("window_reverse", "grid_reverse")
 """Functions of timm that make an image of its windows. What others are declared to return they need
 not: one that is declared to return a tensor returns the None that it was given.
@@ -20,12 +27,12 @@ not: one that is declared to return a tensor returns the None that it was given.
 
 
 def argument_asked(module: nn.Module) -> str:
-    """The argument that the code of a part asks for None; empty if there is none."""
+    """The argument that the code of a part asks for None, or the like; empty if there is none."""
     function = module.forward
     code = getattr(function, "__code__", None)
     if isinstance(module, fx.GraphModule) or code is None:
         return ""
-    asked = asks_for_none(code, function.__globals__, method=True)
+    asked = asks_for_none(code, function.__globals__, method=True, or_another=True)
     given = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
     return min(asked & given, default="")
 
@@ -43,13 +50,14 @@ def arguments_asked(root: nn.Module, concrete: dict[str, Any]) -> tuple[str, str
     names = [name for name in single if name not in concrete][1:]
     if isinstance(root, fx.GraphModule) or code is None or not names:
         return "", ""
-    asked = asks_for_none(code, root.forward.__globals__, method=True) - {*concrete}
+    asked = asks_for_none(code, root.forward.__globals__, method=True, or_another=True)
+    asked -= {*concrete}
     if asked & {*names}:
-        return f"it asks whether its argument {min(asked & {*names})} is None", ""
+        return f"it asks whether its argument {min(asked & {*names})} {CERTAIN}", ""
     if code.co_filename.startswith((TORCH, OURS)):
         return "", ""
-    other = "by another name" if asked else _asking_method(root, code)
-    return "", f"it may ask {other} whether its argument {names[0]} is None" if other else ""
+    other = "by another name" if asked else _asking_method(root, code, or_another=True)
+    return "", f"it may ask {other} whether its argument {names[0]} {CERTAIN}" if other else ""
 
 
 def result_asked(frame: FrameType) -> bool:
@@ -62,12 +70,12 @@ def result_asked(frame: FrameType) -> bool:
     return known or (method and bool(_asking_method(module, code)))
 
 
-def _asking_method(module: nn.Module, code: CodeType) -> str:
+def _asking_method(module: nn.Module, code: CodeType, *, or_another: bool = False) -> str:
     """In which method of `module`, other than this one, it asks whether a value is None."""
     for other in methods_of(module):
         method = takes_module(module, other)
         if other.__code__ is not code and asks_for_none(
-            other.__code__, other.__globals__, method=method
+            other.__code__, other.__globals__, method=method, or_another=or_another
         ):
             return f"in {other.__name__}"
     return ""

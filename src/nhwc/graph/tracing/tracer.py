@@ -36,7 +36,7 @@ from .explained import explain
 from .functions import RECORDED, is_of_no_user, spell_out, typed_like, untraceable_functions
 from .memos import forget_kept
 from .modes import SEEDS, modes
-from .nones import argument_asked, arguments_asked, may_be_none, result_asked
+from .nones import CERTAIN, argument_asked, arguments_asked, may_be_none, result_asked
 from .ranked import SureRanks
 from .rearranging import einops_loaded
 from .traced import (
@@ -336,7 +336,7 @@ class Tracer(fx.Tracer):
         if any(isinstance(x, fx.Proxy) and self._may_be_none(x.node) for x in given):
             asked = argument_asked(module)
             if asked:
-                raise fx.proxy.TraceError(f"it asks whether its argument {asked} is None")
+                raise fx.proxy.TraceError(f"it asks whether its argument {asked} {CERTAIN}")
 
     def _check_running(self) -> None:
         """Refuse code of the current module that asks a question, by whatever way it is called."""
@@ -354,12 +354,12 @@ class Tracer(fx.Tracer):
         questions = self._doubts.running(frame)
         if questions.reason:
             return questions.reason.partition(" (")[0]
-        for name in questions.none:
+        for name in questions.none | questions.others:
             value: Any = frame.f_locals.get(name)
             kind = type(value)
             known = issubclass(kind, fx.proxy.Attribute) or not issubclass(kind, fx.Proxy)
             if not known and self._may_be_none(value.node):
-                return f"it asks whether {name} is None"
+                return f"it asks whether {name} {CERTAIN}"
         return ""
 
     def _check_none(self) -> None:
