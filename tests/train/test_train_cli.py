@@ -210,6 +210,8 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         (["images", "--lr", "-1"], "lr -1.0 is too small"),
         (["images", "--epochs", "0"], "--epochs: 0 is too small"),
         (["images", "--resume", "gone.pt"], "cannot read checkpoint gone.pt: No such file"),
+        (["images", "--evaluate", "--resume", "gone.pt"], "cannot read checkpoint gone.pt"),
+        (["images", "--resume", __file__, "-o", "."], "test_train_cli.py is no checkpoint"),
         (["images", "--evaluate"], "give --resume or --weights"),
         (["images", "--plot", "run.jpeg"], "Use .svg or .png"),
         (["images", "--checkpoint-every", "0"], "--checkpoint-every: 0 is too small"),
@@ -235,6 +237,7 @@ def test_what_cannot_work_is_one_line_and_status_2(folder, capsys, words, said):
     assert out == ""
     assert said in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")
+    assert "million parameters" not in err
     assert [path.name for path in folder.parent.iterdir()] == ["images"]
 
 

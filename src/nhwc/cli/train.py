@@ -9,6 +9,7 @@ import re
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,6 +142,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.evaluate:
         check_folder(_folder(args))
     recipe = _recipe(args)
+    resume = args.resume if args.evaluate else _resume(args, _checkpoint(args))
+    state = load_checkpoint(resume) if resume else None
     device = usable_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     recipe.autocast_dtype(device)
     if device.type == "cuda":
@@ -161,8 +164,8 @@ def run(args: argparse.Namespace) -> int:
             for line in remarks(model, recipe, device):
                 note(f"note: {line}")
         if args.evaluate:
-            return _evaluate(args, model, data, recipe, device)
-        return _train(args, model, data, recipe, device)
+            return _evaluate(args, model, data, recipe, device, state=state)
+        return _train(args, model, data, recipe, device, resume=resume, state=state)
 
 
 def _read_habits(args: argparse.Namespace) -> str:
@@ -197,6 +200,8 @@ def _check_pairs(args: argparse.Namespace) -> None:
         )
     if args.evaluate:
         check_alone(args, "--evaluate", "plot")
+        if not (args.resume or args.weights):
+            raise InputError("--evaluate needs weights: give --resume or --weights.")
     elif args.checkpoint_every and _folder(args) is None:
         raise InputError("--checkpoint-every needs a folder beside --synthetic. Add -o DIR.")
 
@@ -257,15 +262,19 @@ def _size(text: str) -> tuple[int, ...]:
 
 
 def _train(
-    args: argparse.Namespace, model: nn.Module, data: Data, recipe: Recipe, device: torch.device
+    args: argparse.Namespace,
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    resume: Path | None,
+    state: dict[str, Any] | None,
 ) -> int:
-    folder = _folder(args)
-    checkpoint = folder / "checkpoint.pt" if folder else None
-    resume = _resume(args, checkpoint)
+    folder, checkpoint = _folder(args), _checkpoint(args)
     show = rank_and_world()[0] == 0
     earlier: list[Point] = []
-    if resume:
-        state = load_checkpoint(resume)
+    if state:
         earlier = [Point(**point) for point in state["points"]]
         if state["epoch"] >= recipe.epochs:
             if show:
@@ -314,13 +323,18 @@ def _finish(args: argparse.Namespace, run: Training, checkpoint: Path | None) ->
 
 
 def _evaluate(
-    args: argparse.Namespace, model: nn.Module, data: Data, recipe: Recipe, device: torch.device
+    args: argparse.Namespace,
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    state: dict[str, Any] | None,
 ) -> int:
     if data.val is None:
         where = "--synthetic has no images of that kind" if args.synthetic else "DATA has no val/"
         raise InputError(f"there is nothing to evaluate on: {where}.")
-    if args.resume:
-        state = load_checkpoint(args.resume)
+    if state:
         try:
             model.load_state_dict(evaluation_weights(state))
         except (RuntimeError, TypeError, AttributeError) as error:
@@ -328,8 +342,6 @@ def _evaluate(
                 f"{args.resume} does not fit {args.arch}: {misfit(error)} "
                 "Give the -a that it is of."
             ) from error
-    elif not args.weights:
-        raise InputError("--evaluate needs weights: give --resume or --weights.")
     if recipe.channels_last:
         convert_(model)
     point = evaluate(model.to(device), data.val, recipe, device=device)
@@ -344,6 +356,11 @@ def _folder(args: argparse.Namespace) -> Path | None:
     if args.resume:
         return Path(args.resume).parent
     return Path("train-" + re.sub(r"[^\w.]+", "-", args.arch).strip("-"))
+
+
+def _checkpoint(args: argparse.Namespace) -> Path | None:
+    folder = _folder(args)
+    return folder / "checkpoint.pt" if folder else None
 
 
 def _resume(args: argparse.Namespace, checkpoint: Path | None) -> Path | None:
