@@ -168,3 +168,31 @@ def test_a_graph_for_known_sizes_that_answers_otherwise_is_not_saved(tmp_path: P
     torch.testing.assert_close(optimized(x, mask), net(x, mask))
     with pytest.raises(InputError, match="answers otherwise than its code does"):
         nhwc.save(optimized, tmp_path / "net.nhwc")
+
+
+class Normed(nn.Module):
+    """Computes in float32 what half precision cannot hold, where autocast gives it that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if y.shape[-1] % 2:
+            y = y[..., :-1]
+        norm = (y.float() * 1000).square().sum((2, 3), keepdim=True).rsqrt()
+        return y * norm.type_as(y) * 1000
+
+
+def test_a_graph_for_known_sizes_refuses_autocast(tmp_path: Path) -> None:
+    net = Normed().eval()
+    nhwc.save(nhwc.optimize(net, X), tmp_path / "net.nhwc")
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        assert net(X).count_nonzero()
+        loaded = nhwc.load(tmp_path / "net.nhwc")
+        with pytest.raises(InputError, match="saved for calls without autocast"):
+            loaded(X)
+        with torch.autocast("cpu", enabled=False):
+            torch.testing.assert_close(loaded(X), net(X))
+    assert loaded.recipes

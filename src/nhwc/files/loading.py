@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ def path_of(given: Any, call: str) -> Path:
         ) from None
 
 
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Choose kernels as calls have them that are planned, whatever surrounds `load`."""
+    with contextlib.ExitStack() as stack:
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@_without_autocast()
 @torch.inference_mode(False)
 def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
     """Load a model that `save` wrote onto `device`, and choose its kernels for this machine.

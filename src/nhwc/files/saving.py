@@ -50,9 +50,10 @@ def save(model: nn.Module, path: str | Path) -> None:
 
     Any model that can be captured whole can be saved, and so can those that `optimize` and `fuse`
     return. If only a graph for the shapes of the example could be captured, the file holds that one
-    and the loaded model refuses other shapes. A dict of a class of your own, like the outputs of
-    transformers, comes back from the file as a plain one, a dataclass as a dict of its fields, a
-    named tuple as a tuple. The choice of kernels is not saved: it holds for one machine only.
+    and the loaded model refuses other shapes, and autocast. A dict of a class of your own, like the
+    outputs of transformers, comes back from the file as a plain one, a dataclass as a dict of its
+    fields, a named tuple as a tuple. The choice of kernels is not saved: it holds for one machine
+    only.
     """
     path = path_of(path, "save(model, 'model.nhwc')")
     recipes: tuple[PlanRecipe, ...] = ()

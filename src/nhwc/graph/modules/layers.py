@@ -79,6 +79,12 @@ def assert_sizes(value: Tensor | None, sizes: list[int], dtype: torch.dtype) -> 
 
 
 def _of_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> Tensor:
+    # The graph has lost what the code does with types: `x.float()` of float32 is no call in it.
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise InputError(
+            f"this model was saved for calls without autocast, in {dtype}: its code computes with "
+            "sizes. Call it under torch.autocast(..., enabled=False)."
+        )
     if isinstance(value, Tensor) and list(value.shape) == sizes and value.dtype == dtype:
         return value
     given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else _named(value)
