@@ -1,5 +1,6 @@
 """Images in neither format: a plan hands views of them on as eager does, and copies for itself."""
 
+import functools
 from itertools import product
 
 import pytest
@@ -215,6 +216,32 @@ class AskingInside(nn.Module):
         return asking_where_opaque(x, x)
 
 
+class AskingBehind(nn.Module):
+    """Holds the function that asks in a table, a list or a partial, of its own or of its class."""
+
+    asks = (asking_where_opaque,)
+
+    def __init__(self):
+        super().__init__()
+        self.table = {"ask": lambda x: asking_where_opaque(x, x)}
+        self.ask = functools.partial(asking_where_opaque)
+
+
+class AskingByTable(AskingBehind):
+    def forward(self, x):
+        return self.table["ask"](x)
+
+
+class AskingByList(AskingBehind):
+    def forward(self, x):
+        return self.asks[0](x, x)
+
+
+class AskingByPartial(AskingBehind):
+    def forward(self, x):
+        return self.ask(x, x)
+
+
 class WritingInside(nn.Module):
     def forward(self, x):
         if x.sum() < 1e9:
@@ -226,6 +253,9 @@ class WritingInside(nn.Module):
     ("part", "why"),
     [
         (AskingInside(), "code of _1 asks how a tensor lies in memory (test_strange.py:"),
+        (AskingByTable(), "code of _1 asks how a tensor lies in memory (test_strange.py:"),
+        (AskingByList(), "code of _1 asks how a tensor lies in memory (test_strange.py:"),
+        (AskingByPartial(), "code of _1 asks how a tensor lies in memory (test_strange.py:"),
         (WritingInside(), "code of _1 writes in place into what is a view or a copy as it lies"),
     ],
 )
@@ -236,8 +266,9 @@ def test_a_closed_part_without_a_plan_says_what_it_does_by_the_layout(part, why)
 
 
 @torch.no_grad()
-def test_an_opaque_part_that_asks_for_strides_is_answered_as_by_the_model():
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), AskingInside(), nn.Conv2d(8, 8, 3)).eval()
+@pytest.mark.parametrize("part", [AskingInside, AskingByTable, AskingByList, AskingByPartial])
+def test_an_opaque_part_that_asks_for_strides_is_answered_as_by_the_model(part):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), part(), nn.Conv2d(8, 8, 3)).eval()
     fast = force(net, torch.rand(1, 3, 16, 16))
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.rand(1, 3, 16, 16).to(memory_format=layout)

@@ -18,7 +18,7 @@ from torch import nn
 
 from ...operators.kinds import MAYBE_COPIES, STRIDE_METHODS
 from .accesses import CHANGING
-from .reached import codes_in, functions_of, methods_of, names_in, takes_module
+from .reached import codes_in, functions_behind, functions_of, methods_of, names_in, takes_module
 
 _LOOKING = {
     *("modules", "named_modules", "children", "named_children", "_modules", "get_submodule"),
@@ -112,7 +112,7 @@ def asks_strides(module: nn.Module) -> str:
     ''
     """
     for part in {type(part): part for part in module.modules()}.values():
-        for function in functions_of(part):
+        for function in (*functions_of(part), *functions_behind(part)):
             code = function.__code__
             # `self.stride` is a number of a layer's.
             tree = tree_of(code) if (STRIDE_METHODS | MAYBE_COPIES) & names_in(code) else None

@@ -71,7 +71,8 @@ def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
     followed = [*functions_of(module)]
     known = {function.__code__ for function in followed}
     names = {name for function in followed for name in names_in(function.__code__)} | _OPERATORS
-    todo = [*values_named_by(module), *map(vars(module).get, names)]
+    own = (inspect.getattr_static(module, name, None) for name in names)
+    todo = [*values_named_by(module), *own]
     seen: set[int] = set()
     while todo:
         value = todo.pop()
