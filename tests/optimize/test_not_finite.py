@@ -107,11 +107,32 @@ def test_our_operators(name):
     for value in NORMED if name == "ChannelNorm" else SPECIAL:
         given = planted(x, value)
         expected, found = graph(given.clone()), program(given.clone())
-        if name == "interpolate bilinear":
-            # torch adds 0 times infinity where nothing is resized; we leave it what it is.
-            assert torch.equal(found, given) or value != value
-        else:
-            assert_same(found, expected, gelu=name == "GELU")
+        assert_same(found, expected, gelu=name == "GELU")
+
+
+RESIZED = {
+    (9, 13, 12): ((2, 8, 5, 7, 6), "trilinear"),
+    (3, 4, 5): ((2, 8, 5, 7, 6), "trilinear"),
+    (9, 7, 6): ((2, 8, 5, 7, 6), "trilinear"),
+    (6, 5): ((2, 8, 6, 5), "bilinear"),
+    (8, 6): ((2, 8, 6, 5), "bilinear"),
+    (24,): ((2, 8, 24), "linear"),
+    (40,): ((2, 8, 24), "linear"),
+}
+
+
+@pytest.mark.skipif(not kernels.available(), reason="the kernels are not available")
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("wanted", RESIZED)
+@torch.no_grad()
+def test_what_is_resized_takes_an_infinity_0_times_where_torch_does(wanted, align):
+    shape, mode = RESIZED[wanted]
+    (x,) = images(shape)
+    graph, program, chosen = lowered(lambda x: F.interpolate(x, wanted, None, mode, align), x)
+    assert all(kernel == "nhwc" for kernel in chosen), chosen
+    for value in SPECIAL:
+        given = planted(x, value).flip(-1)
+        assert_same(program(given.clone()), graph(given.clone()))
 
 
 @pytest.mark.skipif(not kernels.available(), reason="the kernels are not available")

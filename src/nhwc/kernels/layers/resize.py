@@ -41,22 +41,25 @@ def bilinear_step(
     *,
     align_corners: bool = False,
     scale: tuple[float, float] | None = None,
-    signal: bool = False,
+    still: tuple[bool, bool] = (False, False),
 ) -> Step:
     """Each output pixel is a mean of the four around its place, weighted by nearness.
 
-    Of a `signal`, the one row is the mean of itself and itself: no infinity is taken 0 times.
+    Rows or columns that stay `still` are means of themselves and themselves: torch does nothing
+    along such a side, and takes no infinity 0 times.
     """
     factors = scale or (None, None)
-    sizes = zip(x.shape[2:], y.shape[2:], factors, strict=True)
-    rows, columns = (_linear(i, o, s, align_corners) for i, o, s in sizes)
-    if signal:
-        row = torch.zeros(1)
-        rows = _taps(row, row, torch.full_like(row, 0.5))
-    return _step(x, y, [rows, columns])
+    sizes = zip(x.shape[2:], y.shape[2:], factors, still, strict=True)
+    taps = [_itself(i) if stays else _linear(i, o, s, align_corners) for i, o, s, stays in sizes]
+    return _step(x, y, taps, mixed=True)
 
 
-def _step(x: View, y: View, taps: list[Tensor]) -> Step:
+def _itself(size: int) -> Tensor:
+    index = torch.arange(size)
+    return _taps(index, index, torch.full((size,), 0.5))
+
+
+def _step(x: View, y: View, taps: list[Tensor], *, mixed: bool = False) -> Step:
     n, c, h, w = x.shape
     out_h, out_w = y.shape[2:]
     sizes = {"n": n, "c": c, "h": h, "w": w, "out_h": out_h, "out_w": out_w}
@@ -64,7 +67,15 @@ def _step(x: View, y: View, taps: list[Tensor]) -> Step:
     for table, size in ((rows, h), (columns, w)):
         held(table[:, :2], size)
     return step(
-        RESIZE, x=x, x_pixel=x.pixel, y=y, y_pixel=y.pixel, **sizes, rows=rows, columns=columns
+        RESIZE,
+        x=x,
+        x_pixel=x.pixel,
+        y=y,
+        y_pixel=y.pixel,
+        **sizes,
+        rows=rows,
+        columns=columns,
+        mixed=int(mixed),
     )
 
 
@@ -92,7 +103,7 @@ def nearest_places(
 def _linear(size: int, wanted: int, scale: float | None, align_corners: bool) -> Tensor:
     index = torch.arange(wanted, dtype=torch.float32)
     if wanted == size:
-        # Without neighbours: 0 times a NaN is NaN.
+        # As torch does, without neighbours: 0 times their NaN is NaN, as is 0 times an infinity.
         return _taps(index, index, torch.zeros(wanted))
     if align_corners:
         place = index * ((size - 1) / (wanted - 1) if wanted > 1 else 0.0)
@@ -121,7 +132,6 @@ def _emit_resize(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             corners = [line + side * a.x_pixel for line in lines for side in (left, right)]
             shares = [e.float_of_bits(part) for part in (upper, lower, nearer, farther)]
             target = a.y.floats() + (row * a.out_w + column) * a.y_pixel
-            whole = (top == bottom) & (left == right)
 
             def copy(c: Value, mask: Value | None) -> None:
                 e.store(e.load(corners[0] + c, mask), target + c, mask)
@@ -133,7 +143,9 @@ def _emit_resize(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
                 e.store(e.fma(down, shares[1], up * shares[0]), target + c, mask)
 
             e.branch(
-                whole, lambda: each_vector(e, 0, a.c, copy), lambda: each_vector(e, 0, a.c, mix)
+                a.mixed == 0,
+                lambda: each_vector(e, 0, a.c, copy),
+                lambda: each_vector(e, 0, a.c, mix),
             )
 
 
@@ -143,6 +155,9 @@ def _read(e: Emitter, table: Value, index: Value) -> list[Value]:
 
 RESIZE = Kernel(
     "resize",
-    (*("x", "x_pixel", "y", "y_pixel", "n", "c", "h", "w", "out_h", "out_w"), "rows", "columns"),
+    (
+        *("x", "x_pixel", "y", "y_pixel", "n", "c", "h", "w", "out_h", "out_w"),
+        *("rows", "columns", "mixed"),
+    ),
     _emit_resize,
 )

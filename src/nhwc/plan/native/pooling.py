@@ -44,7 +44,9 @@ def _of_volumes(call: OperatorCall, make: _Window, given: Given) -> Implementati
     n, c, d, h, w = call.seen(0).shape
     *_, deep, high, wide = call.out.shape
     frames, pixels = of_frames(given), of_pixels(given)
-    one, two = make(frames), make(pixels)
+    resized = (h, w) != (high, wide) or not is_neutral(frames)
+    # What the first step resizes, the second leaves alone; torch does both at once.
+    one, two = make(frames), make({**pixels, "column": resized})
     if one is None or two is None:
         return None
     steps = [

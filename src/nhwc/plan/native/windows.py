@@ -50,7 +50,8 @@ def resize(given: Given) -> Make | None:
         return lambda x, y: nearest_step(x, y, scale=scale, exact=exact, even=even)
     align = bool(given.get("align_corners"))
     if mode in ("bilinear", "trilinear"):
-        return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale, signal=signal)
+        still = (signal, bool(given.get("column")))
+        return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale, still=still)
     return None
 
 
