@@ -782,6 +782,48 @@ def test_a_graph_raises_the_error_that_the_code_does_for_sizes(run, tmp_path):
         assert raised.type is own.type
 
 
+def unpacking_sizes(self, x):
+    n, c, h, w = x.shape
+    return x.view(n, c, -1).sum(-1) * h * w
+
+
+def unpacking_two_sizes(self, x):
+    h, w = x.shape[2:]
+    return x * h + w
+
+
+def unpacking_channels(self, x):
+    red, green, blue = x.unbind(1)
+    return red + green * 2 + blue * 3
+
+
+def unpacking_chunks(self, x):
+    one, two = torch.split(x, 2, dim=1)
+    return one.mean() + two
+
+
+UNPACKING = {
+    unpacking_sizes: [X[0], X[..., None]],
+    unpacking_two_sizes: [X[0], X[..., None]],
+    unpacking_channels: [X[:, :2], torch.cat([X, X], 1)],
+    unpacking_chunks: [X[:, :2], torch.cat([X, X], 1)],
+}
+
+
+@pytest.mark.parametrize("run", UNPACKING)
+def test_a_graph_refuses_what_the_code_cannot_unpack(run, tmp_path):
+    model = Block(run).eval()
+    fused = fuse(model)
+    assert not fused.report.opaque
+    torch.testing.assert_close(fused(X), model(X))
+    torch.testing.assert_close(script(fused)(X), model(X))
+    save(optimize(model, X), tmp_path / "net")
+    for net in (model, fused, fuse(fused), optimize(model, X), load(tmp_path / "net")):
+        for other in UNPACKING[run]:
+            with pytest.raises(ValueError, match="values to unpack"):
+                net(other)
+
+
 def test_what_a_part_raises_for_sizes_can_be_caught_around_it():
     class Caught(Careful):
         def forward(self, x):

@@ -186,7 +186,10 @@ class Asked:
         count = unpacked(asking())
         if count is None:
             return tracer.iter(self)  # type: ignore[no-any-return]
-        tracer.ranks.note_unpacked(object.__getattribute__(self, "node"), count)
+        node = object.__getattribute__(self, "node")
+        if tracer.ranks.sizes(node) != count and not _may_be_caught(asking()):
+            _assert_count(tracer, self, count)
+        tracer.ranks.note_unpacked(node, count)
         return map(self.__getitem__, range(count))
 
     def __len__(self) -> int:
@@ -202,6 +205,30 @@ class Asked:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         _refuse(self, "it copies a traced value")
+
+
+def _assert_count(tracer: Any, values: Any, count: int) -> None:
+    """Have the graph refuse an input that has more or fewer sizes, or parts, than code unpacks.
+
+    What layers return is refused by these, and passes look for those who read it.
+    """
+    node: Any = values.node
+    while is_size(node) or _is_parted(node):
+        node = node.args[0] if node.args else None
+    if node is not values.node and isinstance(node, fx.Node) and node.op == "placeholder":
+        length = tracer.create_proxy("call_function", len, (values,), {})
+        holds = tracer.create_proxy("call_function", operator.eq, (length, count), {})
+        said = (holds, ValueError.__name__, f"expected {count} values to unpack")
+        tracer.create_proxy("call_function", assert_holds, said, {})
+
+
+def _is_parted(node: object) -> bool:
+    called = node.target if isinstance(node, fx.Node) else None
+    return getattr(called, "__name__", called) in _PARTED
+
+
+_PARTED = ("chunk", "split", "split_with_sizes", "tensor_split", "unbind")
+"""What returns as many values as its argument says, or has sizes for."""
 
 
 def _may_be_caught(frame: FrameType | None) -> bool:
