@@ -117,6 +117,17 @@ def test_a_model_of_torchvision_in_every_form():
     assert [one for one in found if one.verdict != "right"] == []
 
 
+def test_models_that_take_minutes_to_answer_are_no_groups():
+    """One process with a model of 412 million parameters and its copy in float64 took 7 GB."""
+    import_torchvision_if_present()
+    timm = pytest.importorskip("timm")
+    every = models.groups()
+    names = timm.list_models(module="deepseek_vit") + timm.list_models(module="tiny_vit")
+    assert any(map(models.is_large, names))
+    assert not any(map(models.is_large, every))
+    assert any(group.startswith("timm:tiny_vit") for group in every)
+
+
 @pytest.mark.parametrize("shape", ["ic17oc17ih8oh4kh3ph1sh2", "g128ic128ih14oh8oc128kh4sh2ph1"])
 def test_shapes_of_onednn(shape, monkeypatch):
     monkeypatch.setattr(shapes, "_shapes", lambda: {shape: shapes.read(shape)})
