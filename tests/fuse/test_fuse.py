@@ -503,6 +503,51 @@ def test_a_decorated_forward_that_takes_any_arguments_is_called():
     assert fused.report.opaque[0].reason.startswith(reason)
 
 
+def giving(forward):
+    @functools.wraps(forward)
+    def wrapper(self, x, scale=3.0, **more):
+        return forward(self, x, scale=scale, **more)
+
+    return wrapper
+
+
+def giving_what_is_missing(forward):
+    @functools.wraps(forward)
+    def wrapper(self, *args, **named):
+        named.setdefault("scale", 3.0)
+        return forward(self, *args, **named)
+
+    return wrapper
+
+
+def giving_always(forward):
+    @functools.wraps(forward)
+    def wrapper(self, x, **named):
+        return forward(self, x, scale=3.0)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("decorator", [giving, giving_what_is_missing, giving_always])
+def test_what_a_decorator_gives_is_given(decorator):
+    """The graph gave what the decorated function takes by default, and answered a third."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = small()
+
+        @decorator
+        def forward(self, x, scale=1.0):
+            return self.body(x) * scale
+
+    model = random_(Scaled())
+    fused = fuse_checked(model, X)
+    assert "decorated by code that may give scale" in fused.report.opaque[0].reason
+    named = (model(X, scale=2.0), fused(X, scale=2.0))
+    torch.testing.assert_close(*named)
+
+
 class Late(nn.Module):
     """An argument that is given by name alone has no default, and stands behind one that has."""
 

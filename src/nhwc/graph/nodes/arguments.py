@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -35,6 +35,42 @@ def fixed_arguments(module: nn.Module, calls: Sequence[tuple[Any, ...]] = ()) ->
         if plain and all(type(other) is type(value) and other == value for other in others):
             fixed[name] = value
     return fixed
+
+
+def given_by_decorator(function: Any) -> str:
+    """The optional argument that a decorator of `function` names, and may give itself.
+
+    Empty if there is none. A call that gives what the function takes by default would be another.
+
+    >>> import functools
+    >>> def forward(x, scale=1.0): ...
+    >>> def tripled(*args, **more):
+    ...     return forward(*args, **{"scale": 3.0, **more})
+    >>> given_by_decorator(functools.wraps(forward)(tripled)), given_by_decorator(forward)
+    ('scale', '')
+    """
+    inner = inspect.unwrap(function)
+    parameters = inspect.signature(inner).parameters.values()
+    optional = {one.name for one in parameters if one.default is not one.empty}
+    while hasattr(function, "__wrapped__"):
+        code = getattr(function, "__code__", None)
+        said = optional & {*code.co_varnames, *_texts(code.co_consts)} if code else set[str]()
+        if said and function.__globals__.get("__name__", "").split(".")[0] not in _RETURNING:
+            return min(said)
+        function = function.__wrapped__
+    return ""
+
+
+_RETURNING = ("transformers", "diffusers")
+"""Packages whose decorators name arguments that say how results are returned."""
+
+
+def _texts(constants: tuple[Any, ...]) -> Iterator[str]:
+    for one in constants:
+        if isinstance(one, tuple):
+            yield from _texts(one)
+        elif isinstance(one, str):
+            yield one
 
 
 def _by_name(signature: inspect.Signature, call: tuple[Any, ...]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ..modules.leaves import (
 )
 from ..nodes.arguments import (
     fixed_arguments,
+    given_by_decorator,
     is_sayable_argument,
     is_sayable_name,
     name_placeholders,
@@ -337,9 +338,9 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     signature = inspect.signature(called)
     parameters, late = list(signature.parameters.values()), required_late(signature)
     lists = any(isinstance(p.default, list) for p in parameters)
-    if lists or not all(map(is_sayable_argument, parameters)):
-        # Generated code cannot name these arguments, or would make its own lists, so it passes on
-        # *args and **kwargs.
+    if lists or given_by_decorator(called) or not all(map(is_sayable_argument, parameters)):
+        # Generated code cannot name these arguments, would make its own lists, or may give what a
+        # decorator would have given, so it passes on *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
     # A decorator may add what was not given by name; behind *args a name would be given twice.
     all_named = not any(p.kind is p.VAR_POSITIONAL for p in parameters)

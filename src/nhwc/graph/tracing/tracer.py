@@ -25,6 +25,7 @@ from ..effects.outside import Outside
 from ..effects.replaced import replaced
 from ..effects.state import State
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, opaque_by_nature
+from ..nodes.arguments import given_by_decorator
 from ..nodes.memory import OF_OWN
 from ..nodes.names import is_sayable
 from ..nodes.results import is_lost, made_by
@@ -204,6 +205,9 @@ class Tracer(fx.Tracer):
     def _called_by_place(
         self, root_fn: Any, is_module: bool, concrete_args: Any
     ) -> tuple[Any, list[Any]]:
+        given = given_by_decorator(root_fn)
+        if given:
+            raise fx.proxy.TraceError(f"its forward is decorated by code that may give {given}")
         inner = inspect.unwrap(root_fn)
         signature = inspect.signature(inner)
         kinds = {one.kind for one in signature.parameters.values()}
