@@ -459,6 +459,26 @@ def test_a_constant_of_a_size_takes_no_name_of_another():
     close(fx.GraphModule(graph, traced)(x), model(x))
 
 
+@torch.no_grad()
+def test_what_follows_from_sizes_alone_may_be_a_count():
+    """As V-JEPA 2 repeats its mask tokens by the largest of the places it made."""
+
+    class Repeated(Vision):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.randn(1, 3, 1, 1))
+
+        def forward(self, x, **kwargs):
+            count = torch.arange(x.shape[2]).max() + 1
+            tokens = self.token.repeat(1, 1, count, count) + x
+            return compared(self, x) + self.patches(tokens[..., : count // 2]).mean()
+
+    model, x = woken(Repeated), image()
+    fast = force(model, x)
+    assert fast.serves((x,))
+    close(fast(x), model(x))
+
+
 class Matched(nn.Module):
     """It compares two images, unless they are one."""
 

@@ -252,6 +252,8 @@ class _Recorder(TorchFunctionMode):
         if name in _AS_OTHER:
             other = kwargs["other"] if kwargs else args[1]
             function, args, kwargs = _AS_OTHER[name], (args[0], tuple(other.shape)), {}
+        if name in ("__getitem__", "__setitem__"):
+            args = (args[0], fx.node.map_aggregate(args[1], self._as_number), *args[2:])
         given = tensors_of((args, kwargs))
         if not any(map(self._is_unknown, given)):
             return self._make(function, args, kwargs)
@@ -354,7 +356,18 @@ class _Recorder(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         known = self._fakes.get(id(tensor))
-        return self._copied(tensor) if known is None else known
+        if known is not None:
+            return known
+        made = self._copied(tensor)
+        if _is_count(tensor) and isinstance(made, FakeTensor):
+            made.constant = tensor  # Torch asks for it where it stands for a size.
+        return made
+
+    def _as_number(self, index: Any) -> Any:
+        """A tensor that is one number, which follows from sizes alone, as that number."""
+        if not isinstance(index, Tensor) or self._is_unknown(index) or not _is_count(index):
+            return index
+        return self._run(int, (index,), {})
 
     def _copied(self, tensor: Tensor) -> Tensor:
         """A tensor without values like this one; how torch makes it is not to be recorded."""
@@ -411,6 +424,11 @@ class _Recorder(TorchFunctionMode):
         part = self._run(operator.getitem, (tensor, key), {})
         lie = lambda one: (storage_of(one), one.storage_offset(), one.shape, one.stride())
         return bool(lie(part) == lie(value))
+
+
+def _is_count(tensor: Tensor) -> bool:
+    kind = tensor.dtype
+    return not (tensor.dim() or kind.is_floating_point or kind.is_complex or kind is torch.bool)
 
 
 def _names_of(root: nn.Module, count: int) -> list[str]:
