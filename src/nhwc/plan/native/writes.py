@@ -39,7 +39,7 @@ def put_in(call: OperatorCall) -> Implementation | None:
     whole, part = given.get("input"), given.get("src")
     if not {whole, part} <= {*layer.inputs} or len(nodes_in(given)) > 2:
         return None
-    blank = _is_blank(whole)
+    blank = record.is_given(whole) and _is_blank(whole)
     shape = call.out.shape
     dim = given.get("dim", 0) % len(shape)
     at = range(shape[dim])
@@ -68,7 +68,7 @@ def put_in(call: OperatorCall) -> Implementation | None:
 
 
 def _is_blank(node: fx.Node) -> bool:
-    """Whether nothing but zeros, or what was never written, lies there: it is no input's."""
+    """Whether this constant has nothing but zeros, or what was never written."""
     while node.target in (operator.getitem, "select"):
         [node, *_] = node.all_input_nodes
     return node.target in (torch.zeros, torch.empty)
