@@ -87,6 +87,7 @@ def from_another(x, y):
 CASES = {
     "TSM": (shifted(torch.zeros_like), 1),
     "TSM, in zeros": (shifted(lambda y: torch.zeros(y.shape)), 1),
+    "TSM, in one number": (shifted(lambda y: torch.full(y.shape, 0.0)), 1),
     "TSM, joined": (shifted_and_joined, 1),
     "a border": (with_border, 1),
     "one frame": (one_frame, 1),
@@ -127,3 +128,12 @@ def test_two_that_want_an_image_have_it_put_in_order_once():
     program = bind(scene, chosen(scene))
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
     assert sum(count(step, "gather") for step in program.steps) == 1
+
+
+@torch.no_grad()
+def test_a_part_that_is_returned_stays_an_image():
+    graph = nhwc.fuse(Between(lambda x, y: x[:, :, 1:4]).eval())
+    (part,) = (node for node in graph.graph.nodes if node.name.startswith("getitem"))
+    graph.graph.output_node().args = (part,)
+    graph.recompile()
+    assert part not in scene_of(graph, images((8, 16, 6, 6), (8, 16, 6, 6))).record.tokens

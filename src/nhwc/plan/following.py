@@ -29,9 +29,9 @@ _OF_MATRICES = {
 _EXCHANGES = {
     *("transpose", "swapaxes", "swapdims", torch.transpose, torch.swapaxes, torch.swapdims),
 }
-_BLANK = {"zeros_like", "empty_like", "new_zeros", "new_empty"}
+_BLANK = {"zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"}
 _FILLED = {"full_like", "new_full", "ones_like", "new_ones"}
-"""What has a tensor's type and none of its numbers: nothing, or one number throughout."""
+"""What has none of a tensor's numbers: nothing, or one number throughout."""
 _MOST = 1 << 20
 """The most numbers of a constant that is the same throughout."""
 _STEADY = (Fused, nn.Embedding, nn.LayerNorm, nn.Linear, nn.RMSNorm, nn.Softmax)
@@ -67,8 +67,8 @@ def _is_filled(record: Record, node: fx.Node, sources: list[fx.Node]) -> bool:
 
 
 def is_blank(node: fx.Node) -> bool:
-    """Whether `node` makes zeros, or what nothing is written to, in the type of a tensor."""
-    if _name(node) in ("full_like", "new_full"):
+    """Whether `node` makes zeros, or what nothing is written to."""
+    if _name(node) in ("full", "full_like", "new_full"):
         value = node.kwargs.get("fill_value", node.args[-1])
         return isinstance(value, int | float) and not value and math.copysign(1, value) > 0
     return _name(node) in _BLANK
@@ -158,9 +158,9 @@ def _is_of_clips(record: Record, node: fx.Node, clips: set[fx.Node]) -> bool:
 
 def _is_put_into(node: fx.Node) -> bool:
     """Whether `node` takes a part of a tensor for others to be put into."""
-    readers = [user for user in node.users if user.users]
+    readers = [user for user in node.users if user.users or user.op == "output"]
     filled = all(user.target in PUTTING_IN and user.args[0] is node for user in readers)
-    return node.target in (operator.getitem, "select") and filled
+    return node.target in (operator.getitem, "select") and bool(readers) and filled
 
 
 def _mixes_last(node: fx.Node) -> bool:

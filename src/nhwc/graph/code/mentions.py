@@ -13,6 +13,7 @@ import textwrap
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from torch import nn
 
@@ -112,7 +113,7 @@ def asks_strides(module: nn.Module) -> str:
     ''
     """
     for part in {type(part): part for part in module.modules()}.values():
-        for function in (*functions_of(part), *functions_behind(part)):
+        for function in chain(functions_of(part), functions_behind(part)):
             code = function.__code__
             # `self.stride` is a number of a layer's.
             tree = tree_of(code) if (STRIDE_METHODS | MAYBE_COPIES) & names_in(code) else None

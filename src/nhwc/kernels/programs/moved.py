@@ -228,13 +228,15 @@ def in_one_buffer(parts: Sequence[Moved]) -> Buffer | None:
 
     None if there are several. Zeros that lie nowhere go with any.
     """
-    found = {id(one.buffer): one.buffer for one in parts if bool((one.where >= 0).any())}
-    buffers = [*found.values()] or [parts[0].buffer]
-    return buffers[0] if len(buffers) == 1 else None
+    found = {one.buffer for one in parts if bool((one.where >= 0).any())} or {parts[0].buffer}
+    return found.pop() if len(found) == 1 else None
 
 
 def joined(builder: Builder, parts: Sequence[Moved], dim: int) -> Moved:
-    """The parts one after the other along a dimension: each is gathered into the whole."""
+    """The parts one after the other along a dimension: on paper, or gathered into one buffer."""
+    buffer = in_one_buffer(parts)
+    if buffer is not None:
+        return Moved(buffer, torch.cat([part.where for part in parts], dim))
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
     widths = {part.buffer.shape[1] for part in parts}

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ...formats import Format
 from ...kernels.layers.elementwise import multiply_step
 from ...kernels.programs.builder import Builder
@@ -17,7 +15,6 @@ from ...kernels.programs.moved import (
     as_image,
     as_rows,
     from_rows,
-    in_one_buffer,
     in_order,
     is_everything,
     joined,
@@ -141,9 +138,6 @@ def concatenated(
         found = [given[place] for place in places]
         if stacked:
             found = [Moved(one.buffer, one.where.unsqueeze(dim)) for one in found]
-        buffer = in_one_buffer(found)
-        if buffer is not None:
-            return Moved(buffer, torch.cat([one.where for one in found], dim))
         return joined(builder, found, dim)
 
     return as_it_lies(record, layer, emit)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-import torch
-
 from ...kernels.layers.sample import sample_step, weighted_samples_step
-from ...kernels.programs.builder import Buffer, Builder
+from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved, as_image, as_rows, joined, settled, settled_rows
 from ..implementation import Implementation
 from ..specs import nodes_in
@@ -54,26 +51,13 @@ def weighted_samples(call: OperatorCall) -> Implementation | None:
     )
 
     def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
-        found = [given[place].where for place in places]
-        pixels = [where.movedim(1, -1).reshape(-1, c) for where in found[:images]]
-        grids = [where.reshape(n * queries, -1) for where in found[images:-1]]
-        buffers = [given[place].buffer for place in places]
-        x = _side_by_side(builder, buffers[:images], pixels, 0)
-        grid = _side_by_side(builder, buffers[images:-1], grids, 1)
-        weights = Moved(buffers[-1], found[-1].reshape(n * queries, -1))
+        found = [given[place] for place in places]
+        pixels = [Moved(x.buffer, x.where.movedim(1, -1).reshape(-1, c)) for x in found[:images]]
+        rows = [Moved(one.buffer, one.where.reshape(n * queries, -1)) for one in found[images:]]
+        x = settled_rows(builder, joined(builder, pixels, 0))
+        grid = settled_rows(builder, joined(builder, rows[:-1], 1))
         y = builder.buffer((n, c, queries, 1))
-        builder.add(make, x, grid, settled_rows(builder, weights), y)
-        rows = as_rows(y, (n, queries, c))
-        return Moved(y, rows.where.movedim(-1, 1))
+        builder.add(make, x, grid, settled_rows(builder, rows[-1]), y)
+        return Moved(y, as_rows(y, (n, queries, c)).where.movedim(-1, 1))
 
     return as_it_lies(call.record, call.layer, emit)
-
-
-def _side_by_side(
-    builder: Builder, buffers: Sequence[Buffer], where: Sequence[torch.Tensor], dim: int
-) -> Buffer:
-    """Parts in one buffer: at once if all lie in one, as those do that were split."""
-    if all(one is buffers[0] for one in buffers):
-        return settled_rows(builder, Moved(buffers[0], torch.cat(list(where), dim)))
-    parts = [Moved(buffer, one) for buffer, one in zip(buffers, where, strict=True)]
-    return settled_rows(builder, joined(builder, parts, dim))

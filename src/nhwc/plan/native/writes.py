@@ -20,6 +20,7 @@ from torch import fx
 from ...graph import bound, filled
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved, in_one_buffer, place, room_like
+from ..following import is_blank
 from ..implementation import Implementation
 from ..specs import nodes_in
 from .calls import OperatorCall
@@ -39,7 +40,7 @@ def put_in(call: OperatorCall) -> Implementation | None:
     whole, part = given.get("input"), given.get("src")
     if not {whole, part} <= {*layer.inputs} or len(nodes_in(given)) > 2:
         return None
-    blank = record.is_given(whole) and _is_blank(whole)
+    blank = record.is_given(whole) and _is_of_blank(whole)
     shape = call.out.shape
     dim = given.get("dim", 0) % len(shape)
     at = range(shape[dim])
@@ -47,10 +48,10 @@ def put_in(call: OperatorCall) -> Implementation | None:
         at = at[given["index"] :][:1]
     else:
         at = at[given.get("start") : given.get("end") : given.get("step", 1)]
-    places = [layer.inputs.index(one) for one in (whole, part)]
+    order = [layer.inputs.index(one) for one in (whole, part)]
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
-        whole, part = (inputs[place] for place in places)
+        whole, part = (inputs[number] for number in order)
         if blank:
             whole = Moved(part.buffer, torch.full_like(whole.where, -1))
         if "index" in given:
@@ -67,16 +68,16 @@ def put_in(call: OperatorCall) -> Implementation | None:
     return as_it_lies(record, layer, emit)
 
 
-def _is_blank(node: fx.Node) -> bool:
-    """Whether this constant has nothing but zeros, or what was never written."""
+def _is_of_blank(node: fx.Node) -> bool:
+    """Whether this constant, or what it is a part of, is nothing but zeros."""
     while node.target in (operator.getitem, "select"):
         [node, *_] = node.all_input_nodes
-    return node.target in (torch.zeros, torch.empty)
+    return is_blank(node)
 
 
 def _around(at: range, length: int) -> list[Sequence[int]]:
     """The places of a dimension before, between and behind those of `at`, as far as there are."""
-    between = [place for place in range(at[0], at[-1]) if place not in at]
+    between = [index for index in range(at[0], at[-1]) if index not in at]
     return [one for one in (range(at[0]), between, range(at[-1] + 1, length)) if one]
 
 
