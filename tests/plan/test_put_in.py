@@ -88,6 +88,7 @@ CASES = {
     "TSM": (shifted(torch.zeros_like), 1),
     "TSM, in zeros": (shifted(lambda y: torch.zeros(y.shape)), 1),
     "TSM, in one number": (shifted(lambda y: torch.full(y.shape, 0.0)), 1),
+    "TSM, in a named number": (shifted(lambda y: torch.full(size=y.shape, fill_value=0.0)), 1),
     "TSM, joined": (shifted_and_joined, 1),
     "a border": (with_border, 1),
     "one frame": (one_frame, 1),

@@ -69,7 +69,7 @@ def _is_filled(record: Record, node: fx.Node, sources: list[fx.Node]) -> bool:
 def is_blank(node: fx.Node) -> bool:
     """Whether `node` makes zeros, or what nothing is written to."""
     if _name(node) in ("full", "full_like", "new_full"):
-        value = node.kwargs.get("fill_value", node.args[-1])
+        value = node.kwargs["fill_value"] if "fill_value" in node.kwargs else node.args[-1]
         return isinstance(value, int | float) and not value and math.copysign(1, value) > 0
     return _name(node) in _BLANK
 
