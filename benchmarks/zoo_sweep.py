@@ -3,6 +3,7 @@
     python -m benchmarks.zoo_sweep                       # all that have no row yet
     python -m benchmarks.zoo_sweep --sample 20 --seed 1
     python -m benchmarks.zoo_sweep --only 'swin|vit' --jobs 2
+    python -m benchmarks.zoo_sweep --since 2026-11-30    # also those whose row is older
 
 Weights are random and batch norms have random statistics: with the defaults folding is trivially
 right. Each model gets the smallest input that it accepts, in a process of its own with a limit of
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = args.models or [n for n in names() if re.search(args.only, n)]
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
-    todo = [name for name in chosen if args.again or name not in rows]
+    todo = [name for name in chosen if name not in rows or rows[name]["day"] < args.since]
     end = time.monotonic() + args.stop_after
     SERVER.set_forkserver_preload(["benchmarks.zoo_row"])
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name, row = waiting[future], future.result()
             if row is None:
                 continue
-            rows[name] = row
+            rows[name] = row | {"jobs": args.jobs, "day": date.today().isoformat()}
             print(f"{name}: {row['outcome']} {row.get('reason', '')}"[:160], flush=True)
             keep(rows, args.output)
     print(summary({name: rows[name] for name in chosen if name in rows}))
@@ -78,7 +80,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=0, help="only so many, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--again", action="store_true", help="also those that have a row")
+    parser.add_argument("--since", default="", help="also those whose row is older than this day")
     parser.add_argument("--seconds", type=float, default=180, help="of processor time")
     parser.add_argument("--gigabytes", type=float, default=8, help="limit for one model")
     parser.add_argument("--stop-after", type=float, default=1e9, help="start no model after this")
@@ -115,7 +117,7 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
     row: Row = json.loads(lines[-1])
     if any(sign in row["reason"] for sign in _BEYOND):
         row["outcome"] = "over the limit"
-    return row | {"jobs": args.jobs}
+    return row
 
 
 def keep(rows: Mapping[str, Row], path: Path) -> None:

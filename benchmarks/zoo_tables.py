@@ -37,6 +37,12 @@ def remarked(rows: Mapping[str, Row]) -> str:
     return f"Of {len(right)} that are right: {', '.join(parts) or 'nothing to remark'}"
 
 
+def days(rows: Mapping[str, Row]) -> str:
+    """Say on which days the rows were asked."""
+    counts = sorted(Counter(row["day"] for row in rows.values()).items())
+    return "Asked on " + ", ".join(f"{day}: {n}" for day, n in counts)
+
+
 def markdown(rows: Mapping[str, Row]) -> str:
     lines = [
         "Written by `python -m benchmarks.zoo_sweep`. Losses are calls that lose channels last,",
@@ -46,6 +52,7 @@ def markdown(rows: Mapping[str, Row]) -> str:
         "",
         summary(rows) + ".",
         remarked(rows) + ".",
+        days(rows) + ".",
         "",
         f"| {' | '.join(COLUMNS.values())} |",
         "|---" * len(COLUMNS) + "|",

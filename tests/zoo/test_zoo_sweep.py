@@ -13,7 +13,7 @@ RIGHT = {
     "outcome": "right", "reason": "", "input": [[1, 3, 64, 64]], "ratio": 1.0, "why": "no gain",
     "lost_before": 3, "lost_after": "it takes no image", "left": ["not a convolution"],
     "left_count": 2, "opaque": ["head: it loops"], "chosen": "graph",
-    "loaded": "not saved: the model cannot be saved: head: code. A saved file",
+    "loaded": "not saved: the model cannot be saved: head: code. A saved file", "day": "2026-11-22",
 }  # fmt: skip
 
 
@@ -34,6 +34,9 @@ def test_a_handful_is_right_and_a_second_run_does_nothing(tmp_path, capsys):
     assert "http" not in page
     assert capsys.readouterr().out.endswith("3 models: 3 right\n")
     assert main([*arguments, "--seconds", "0.001"]) == 0, "what has a row is not run again"
+    assert main([*arguments, "--since", "9999-12-31", "--seconds", "0.001"]) == 0
+    again = json.loads(output.read_text()).values()
+    assert {row["outcome"] for row in again} == {"over the limit"}, "an older row is run again"
 
 
 def test_limits_and_failures_are_rows(tmp_path):
