@@ -15,9 +15,11 @@ from torch.nn import functional as F
 import nhwc
 from nhwc import FileError, InputError
 from nhwc.files import container
+from nhwc.files.budget import Budget
 from nhwc.files.container import MAGIC, read, write
 from nhwc.files.generated import check_code
 from nhwc.files.plain import Foreign, checked_part, identifier
+from nhwc.plan.ledger import Ledger
 from nhwc.shown import printable, shown
 
 from .test_files import tampered
@@ -482,6 +484,22 @@ def test_a_division_of_whole_numbers_that_may_end_the_process_is_not_run(
             insert(header, "torch.full", [1], value, name=name)
 
     assert bool(nhwc.load(tampered(path, tmp_path, change)).recipes) is planned
+
+
+def test_the_cost_of_a_file_is_reckoned_once(path, tmp_path, monkeypatch):
+    dear = tampered(path, tmp_path, lambda h: insert(h, "torch.randn", 60_000, 60_000))
+    planned = [len(nhwc.load(one).recipes) for one in (path, dear)]
+    monkeypatch.setattr(Budget, "check", lambda *_: pytest.fail("it is reckoned again"))
+    assert [len(nhwc.load(one).recipes) for one in (path, dear)] == planned == [1, 0]
+    larger = tampered(path, tmp_path, lambda h: h.update(planned=[["2x3x8x8 float32"]]))
+    with pytest.raises(pytest.fail.Exception):
+        nhwc.load(larger)
+
+
+@pytest.mark.parametrize("kept", ["yes", [], [1], [True, True], {"0": True}])
+def test_a_cost_in_the_ledger_that_is_none_is_reckoned(path, monkeypatch, kept):
+    monkeypatch.setattr(Ledger, "get", lambda ledger, key: kept if "cost" in key else None)
+    assert nhwc.load(path).recipes
 
 
 def test_what_takes_much_in_turns_is_planned(path, tmp_path, monkeypatch):

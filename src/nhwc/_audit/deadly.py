@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelFailed
+from ..models.modes import OperatorMode
 from ..operators.overrun import overruns
 from ..operators.unseen import sees_no_column
 
 
-class NoDeath(TorchDispatchMode):
+class NoDeath(OperatorMode):
     """Raise `ModelFailed` where the next convolution is one that torch does not survive.
 
     It is `found`, too: TorchScript makes another error of it, and code of the model may catch it.

@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.amp import autocast_mode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..models.modes import OperatorMode
 from ..models.preserve import undrawn
 from ..models.trees import storage_of, tensors_of
 from ..shown import shown
@@ -111,7 +111,7 @@ def _like(fake: FakeTensorMode, value: Any) -> Any:
     return fake.from_tensor(value, static_shapes=True)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(OperatorMode):
     """Notes operators whose result is not the same each time, and where operators write.
 
     `x.data` has the memory of `x`, but not its version.

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
+from ..models.modes import OperatorMode
 from ..watch.profile import profiled
 
 
@@ -39,7 +39,7 @@ def layout_copies(call: Callable[[], object], at_least: int = 1) -> tuple[Layout
     >>> [str(copy) for copy in layout_copies(x.contiguous)]
     ['aten::contiguous > aten::clone copies 2x3x4x5']
     """
-    results = profiled(call, cuda=False).profiler.kineto_results
+    results = profiled(call, cuda=False).kineto_results
     # The event tree is private to torch: where it is missing, no copy is reported.
     tree: Sequence[Any] = getattr(results, "experimental_event_tree", tuple)()
     found = [copy for root in tree for copy in _walk(root, ())]
@@ -70,7 +70,7 @@ def _reorders(target: tuple, source: tuple) -> bool:
     return orders[0] != orders[1]
 
 
-class _RandomFinder(TorchDispatchMode):
+class _RandomFinder(OperatorMode):
     """Notices operators that torch tags as drawing random numbers."""
 
     found = False
@@ -91,7 +91,7 @@ def draws_random_numbers(call: Callable[[], object]) -> bool:
     return bool(finder.found)
 
 
-class _LoserFinder(TorchDispatchMode):
+class _LoserFinder(OperatorMode):
     """Remembers the first operator in the call that got channels last and did not return it."""
 
     def __init__(self) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..models.modes import OperatorMode
 from .examples import Example
 from .plain import Foreign
 
@@ -133,7 +133,7 @@ class _Trial(fx.Interpreter):
         return value
 
 
-class _Meter(TorchDispatchMode):
+class _Meter(OperatorMode):
     """Counts what each operator of torch reads, writes and multiplies."""
 
     def __init__(self, budget: Budget) -> None:

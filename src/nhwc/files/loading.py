@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
+from ..kernels.language.sources import sources
 from ..kernels.programs.pool import Pool, from_nothing
 from ..machine.environment import Environment, beside, usable_device
 from ..machine.forks import check_threads
@@ -86,7 +89,8 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
     try:
         graph = restore(header, tensors)
         examples = [[examples_in(text) for text in inputs] for inputs in _planned_for(header)]
-        planned = _affordable(graph, examples)
+        ledger = Ledger.of(Environment.here(there))
+        planned = _affordable(graph, examples, ledger, _known_as(header))
         if type(header["exact"]) is not bool:
             raise Foreign(f"exact is {header['exact']!r}")
     except (NhwcError, MemoryError):
@@ -99,7 +103,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
             ) from error
         raise damaged(path, f"it describes no model ({shown(error)})") from error
     with beside(graph.to(there).parameters()):
-        return _planned(graph, planned, header["exact"], there)
+        return _planned(graph, planned, header["exact"], there, ledger)
 
 
 def versions() -> dict[str, str]:
@@ -131,17 +135,33 @@ def _planned_for(header: dict[str, Any]) -> list[list[str]]:
     return [inputs for number, inputs in enumerate(planned) if inputs not in planned[:number]]
 
 
-def _affordable(graph: fx.GraphModule, examples: list[list[Any]]) -> list[list[Any]]:
-    """The examples on which a run of the graph stays within the budget."""
-    budget = Budget()
-    found = []
-    for example in examples:
-        try:
-            budget.check(graph, example)
-        except OverBudget:
-            continue
-        found.append(example)
-    return found
+def _known_as(header: dict[str, Any]) -> str:
+    """What the ledger knows a file by, whose numbers may be any: their shapes make the cost."""
+    told = f"{sources(Path(__file__).parent)} {json.dumps(header)}"
+    return f"cost of {hashlib.sha256(told.encode()).hexdigest()}"
+
+
+def _affordable(
+    graph: fx.GraphModule, examples: list[list[Any]], ledger: Ledger, key: str
+) -> list[list[Any]]:
+    """The examples on which a run of the graph stays within the budget.
+
+    Reckoning that takes as long as all else, so the ledger keeps it.
+    """
+    fits = ledger.get(key)
+    if not isinstance(fits, list) or [type(one) for one in fits] != [bool] * len(examples):
+        budget = Budget()
+        fits = [_is_within(budget, graph, example) for example in examples]
+        ledger.put(key, fits)
+    return [example for example, fit in zip(examples, fits, strict=True) if fit]
+
+
+def _is_within(budget: Budget, graph: fx.GraphModule, example: list[Any]) -> bool:
+    try:
+        budget.check(graph, example)
+    except OverBudget:
+        return False
+    return True
 
 
 def drawn(examples: Iterable[Any]) -> tuple[Any, ...]:
@@ -151,9 +171,13 @@ def drawn(examples: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _planned(
-    graph: fx.GraphModule, examples: list[list[Any]], exact: bool, device: torch.device
+    graph: fx.GraphModule,
+    examples: list[list[Any]],
+    exact: bool,
+    device: torch.device,
+    ledger: Ledger,
 ) -> Optimized:
-    ledger, pool = Ledger.of(Environment.here(device)), Pool()
+    pool = Pool()
     there = lambda inputs: tree_map_only(Tensor, lambda x: x.to(device), inputs)
     # Drawn one after the other: all at once may be more than there is memory for.
     found = (_served(graph, there(drawn(one)), ledger, pool, exact) for one in examples)

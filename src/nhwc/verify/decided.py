@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..models.modes import OperatorMode
 from . import DECIDES, Answers, Verification, answer, cloned, doubled
 from .comparing import Check, compare, shapes
 from .picking import picks
@@ -85,7 +85,7 @@ def _in_float64(
     return None, {}
 
 
-class Picking(TorchDispatchMode):
+class Picking(OperatorMode):
     """A mode that minds picks alone: programs run under it, since none of their kernels picks."""
 
 

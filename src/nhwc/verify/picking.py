@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..models.modes import OperatorMode
 from . import answer
 
 
@@ -15,7 +15,7 @@ def picks(func: Any) -> bool:
     return func._overloadpacket.__name__ in _PICKING
 
 
-class _Decisions(TorchDispatchMode):
+class _Decisions(OperatorMode):
     """Notices operators whose results jump where the numbers that they are given hardly differ."""
 
     found = False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from ..models.preserve import turn
 from .calls import Call, Copy
@@ -21,10 +21,11 @@ _LABEL = "nhwc::"
 
 def profiled(run: Callable[[], object], *, cuda: bool) -> Any:
     """Run under the profiler, of which torch bears one at a time, with shapes and strides."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    # torch.profiler's own imports torch's compilers.
+    device = "cuda" if cuda else None
     with turn, _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with profile(activities=activities, record_shapes=True) as profiler:
+        with profile(use_device=device, use_kineto=True, record_shapes=True) as profiler:
             run()
             if cuda:
                 torch.cuda.synchronize()
@@ -45,7 +46,7 @@ def _quiet() -> Iterator[None]:
 
 def with_profile(calls: Sequence[Call], profiler: Any, *, cuda: bool) -> list[Call]:
     """Return the calls with the seconds and the nested layout copies the profiler saw in them."""
-    roots = profiler.profiler.kineto_results.experimental_event_tree()
+    roots = profiler.kineto_results.experimental_event_tree()
     found = {event.name: event for event in _walk(roots) if event.name.startswith(_LABEL)}
     device = _device_seconds(profiler) if cuda else {}
     joined = []
@@ -84,7 +85,7 @@ def _overhead_ns(event: Any) -> float:
 
 
 def _device_seconds(profiler: Any) -> dict[str, float]:
-    events = profiler.events() or []
+    events = profiler.function_events or []
     return {e.name: e.device_time_total / 1e6 for e in events if e.name.startswith(_LABEL)}
 
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..formats import Format, format_of
 from ..formats.source import CONVOLUTIONS
 from ..formats.weights import convolution_weights
+from ..models.modes import OperatorMode
 from ..models.trees import has_strides, storage_of, tensors_of
 from .calls import Call, CallSite, TensorSpec, described
 from .effects import short_name
@@ -202,7 +202,7 @@ class _Functions(TorchFunctionMode):
         return self.recorder.run(name, False, lambda: func(*args, **kwargs), (args, in_order))
 
 
-class _Kernels(TorchDispatchMode):
+class _Kernels(OperatorMode):
     # The function mode sees `torch.cond` and its kin as one call.
     supports_higher_order_operators = True
 
