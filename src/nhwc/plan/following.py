@@ -32,6 +32,7 @@ _EXCHANGES = {
 _BLANK = {"zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"}
 _FILLED = {"full_like", "new_full", "ones_like", "new_ones"}
 """What has none of a tensor's numbers: nothing, or one number throughout."""
+_TAKES = {"getitem", "index_select", "gather", "take_along_dim"}
 _MOST = 1 << 20
 """The most numbers of a constant that is the same throughout."""
 _STEADY = (Fused, nn.Embedding, nn.LayerNorm, nn.Linear, nn.RMSNorm, nn.Softmax)
@@ -57,6 +58,23 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
         computed = is_computed_from_arguments(node) or _is_layer(node)
         if computed and node not in changing:
             record.constant.add(node)
+
+
+def note_places(record: Record) -> None:
+    """Note constants that only say which numbers of a tensor are taken: these are known.
+
+    Then `x[:, order]` is a movement as `x[:, ::2]` is. What scans an image in several orders takes
+    its pixels so.
+    """
+    for node, value in record.made.items():
+        taken = not value.is_floating_point() and record.is_given(node) and bool(node.users)
+        if taken and all(_is_taken_by(node, user) for user in node.users):
+            record.fixed.add(node)
+            record.values[node] = value
+
+
+def _is_taken_by(places: fx.Node, user: fx.Node) -> bool:
+    return _name(user) in _TAKES and places not in user.args[:1]
 
 
 def _is_filled(record: Record, node: fx.Node, sources: list[fx.Node]) -> bool:

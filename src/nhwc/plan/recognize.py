@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..graph.modules.folded import (
     FoldedConv1d,
@@ -27,7 +27,7 @@ from ..graph.nodes.results import only_holds
 from ..operators.activations import NamedActivation, of_module
 from ..shown import described
 from .padding import without_pads
-from .recording import Record, Seen
+from .recording import Record, Seen, seen_in
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
 _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -213,7 +213,7 @@ def _show(value: Any) -> str:
     """A shape and a type for a tensor, the same within brackets for several."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_show, value))})"
-    return str(value)
+    return str(seen_in(value) if isinstance(value, Tensor) else value)
 
 
 class _Shown(str):

@@ -182,7 +182,7 @@ class _Recorder(fx.Interpreter):
         if written_into(n) is None:
             changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]
-        self.result.values[n] = _seen(value)
+        self.result.values[n] = seen_in(value)
         if any(map(_is_foreign, tensors_of(value))):
             self.result.foreign = n
         if isinstance(value, Tensor) and has_strides(value):
@@ -265,12 +265,12 @@ def _is_foreign(value: Tensor) -> bool:
     return not has_strides(value) or value.is_quantized or value.is_neg()
 
 
-def _seen(value: Any) -> Any:
+def seen_in(value: Any) -> Any:
     if isinstance(value, Tensor) and not value.is_nested:
         return Seen(tuple(value.shape), value.dtype, str(value.device), layout_of(value))
     if type(value) is list:
         value = tuple(value)
-    return tuple_like(value, map(_seen, value)) if can_be_remade(value) else value
+    return tuple_like(value, map(seen_in, value)) if can_be_remade(value) else value
 
 
 _PURE: set[Any] = {

@@ -21,7 +21,7 @@ from ..graph.nodes.flat import NotFlat, flattened
 from ..graph.nodes.shapes import is_size
 from ..models.preserve import drawn_so_far
 from ..operators.kinds import STRIDE_METHODS
-from .following import note_constants, note_numbers, note_tokens
+from .following import note_constants, note_numbers, note_places, note_tokens
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
 from .padding import readers_of
@@ -133,6 +133,8 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
     if reason is not None:
         raise Unplannable(f"{reason}, which a plan decides")
     note_numbers(found)
+    note_places(found)
+    note_places(found)
     note_tokens(graph, found)
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):

@@ -32,7 +32,7 @@ _METHODS = {
     *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis"),
     *("swapaxes", "swapdims", "unbind", "chunk", "split", "tensor_split", "squeeze", "unsqueeze"),
     *("expand", "contiguous", "clone", "roll", "select", "narrow", "flip", "repeat", "tile", "t"),
-    *("repeat_interleave", "unfold", "detach"),
+    *("repeat_interleave", "unfold", "detach", "index_select", "gather", "take_along_dim"),
 }
 _FUNCTIONS = {getattr(torch, name) for name in _METHODS if callable(getattr(torch, name, None))}
 _MODULES: tuple[type[nn.Module], ...] = (
