@@ -437,6 +437,21 @@ def test_results_of_autograd_kept_in_a_dict_are_copied():
         close(nhwc.fuse(model)(image())[0], model(image())[0])
 
 
+@pytest.mark.parametrize("writer", [nn.ReLU(inplace=True), nn.Dropout(0.2, inplace=True)])
+def test_a_module_writes_into_its_input(writer):
+    """As MobileNet of transformers drops what it has pooled."""
+
+    def forward(self, x, **kwargs):
+        y = self.patches(x)
+        return Output(features=self.writer(y) + y)
+
+    model = woken(type("Written", (Vision,), {"forward": forward}))
+    model.writer = writer.eval()
+    graph, x = capture(model).module, image()
+    traced, _ = record_run(graph, [x])
+    close(fx.GraphModule(graph, traced)(x)["features"], model(x).features)
+
+
 class TwoConstants(nn.Module):
     """Makes a tensor from no size, and before it one from a size."""
 

@@ -299,7 +299,8 @@ class _Recorder(TorchFunctionMode):
         if not torch.equal(self._drawn, torch.get_rng_state()):
             self.noted.refuse(SEEDS)
         given = tensors_of((args, kwargs))
-        written = self._written(node, given)
+        with torch._C.DisableTorchFunction():  # A module is called in the mode, and is no question.
+            written = self._written(node, given)
         try:
             result = self._run(function, args, kwargs, without_values=node.op == "call_module")
         except Exception:
