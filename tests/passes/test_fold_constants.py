@@ -23,6 +23,8 @@ class _Code(nn.Module):
         self.pairs = nn.Parameter(torch.rand(4, 8, 5, 2))
         self.matrix = nn.Parameter(torch.rand(4, 4))
         self.register_buffer("places", torch.arange(8))
+        self.register_buffer("scale", torch.rand(4) + 0.5)
+        self.register_buffer("filters", torch.rand(4, 1, 3, 3))
 
     def forward(self, x):
         return self.code(self, self.layer(x))
@@ -36,6 +38,15 @@ def _like_the_places(m, y):
     return y + torch.zeros_like(m.weight, dtype=m.weight.dtype).add(m.places)
 
 
+def _filtered_by_what_is_cast(m, y):
+    return F.conv2d(y.float(), m.filters.flip(2, 3).float(), groups=4)
+
+
+def _cast_beside_what_is_not(m, y):
+    twice = m.filters[:, 0, :1, :1] * 2
+    return F.conv2d((y - twice).float(), twice.float()[:, None], groups=4)
+
+
 KEPT = {
     "cast by the code": lambda m, y: y.float() * (m.weight.float() * 2),
     "of whole numbers": lambda m, y: y + torch.sin(m.places / 10),
@@ -44,12 +55,18 @@ KEPT = {
     "of a norm": lambda m, y: F.group_norm(y.float(), 2, m.matrix[0].float()).to(y.dtype),
     "of a layer": lambda m, y: F.conv2d(y.float(), m.matrix.float()[..., None, None]),
     "of a product": lambda m, y: y.permute(0, 2, 3, 1).float() @ m.matrix.float(),
+    "of a buffer that the code casts": lambda m, y: y.float() * m.scale.float().view(4, 1, 1),
+    "cast by the code, and used as it is": _cast_beside_what_is_not,
+    "cast by the code, of a buffer": _filtered_by_what_is_cast,
     "wider than the weights": lambda m, y: y.double() - m.weight.double().exp(),
 }
 CAST = {
     "of weights": lambda m, y: y * m.weight.exp(),
     "in the type of weights": lambda m, y: y + m.places.to(m.weight.dtype),
     "in the type of zeros": _like_the_places,
+    "of a view of a buffer": lambda m, y: y - m.scale.view(1, 4, 1, 1),
+    "of buffers": lambda m, y: y * (m.scale * 2 / m.filters.sum((1, 2, 3)))[:, None, None],
+    "of a layer with a buffer": lambda m, y: F.conv2d(y, m.filters.flip(2, 3), groups=4),
 }
 
 

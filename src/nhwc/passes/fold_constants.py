@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..graph import attribute, called, clean, filled, fresh_name, module_of, targets_of
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
-from ..graph.nodes.names import CONSTANT, is_constant
+from ..graph.nodes.names import CONSTANT, is_made
 from ..graph.report import PassReport, Site
 from ..machine.host_memory import apart
 from ._folding_sites import name_of
@@ -139,7 +139,7 @@ class _Recast:
 
     def take(self, node: fx.Node, value: Tensor) -> None:
         other = torch.float32 if value.dtype == torch.float64 else torch.float64
-        cast = value.is_floating_point() and not is_constant(node)
+        cast = value.is_floating_point() and not is_made(str(node.target))
         kind = other if cast else value.dtype
         self._known[node] = torch.empty_like(value, dtype=kind, device="meta")
 

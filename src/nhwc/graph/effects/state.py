@@ -12,7 +12,7 @@ from ...models.contents import home_of, is_as, is_iterator, itself, put_back, wi
 from ...models.preserve import drawn_so_far, place_of
 from ...models.trees import versions_of
 from ..nodes.edit import attribute
-from ..nodes.names import CONSTANT
+from ..nodes.names import CONSTANT, FOLLOWING
 from ..nodes.shapes import node_of
 from .kept import Kept
 
@@ -68,7 +68,7 @@ class State:
         found = []
         for key, value in vars(part).items():
             # The tracer sets the constants; parameters and buffers are compared one by one.
-            if key.startswith(CONSTANT) or key in _SLOTS:
+            if key.startswith((CONSTANT, FOLLOWING)) or key in _SLOTS:
                 continue
             old = before.get(key, self)
             if isinstance(itself(old), Tensor) and _is_converted(value, itself(old)):

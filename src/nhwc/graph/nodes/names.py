@@ -20,6 +20,9 @@ _OWN = {*dir(fx.GraphModule(nn.Module(), fx.Graph())), "report"} - {*dir(nn.Modu
 CONSTANT = "_tensor_constant"
 """The beginning of the names that torch.fx gives to tensors made by the traced code."""
 
+FOLLOWING = "_buffer_constant"
+"""The beginning of the names of those that it makes of buffers, and that are cast with them."""
+
 
 def is_sayable(name: str) -> bool:
     """Whether `self.name`, or `getattr(self, "name")` if it is no identifier, reads that attribute.
@@ -100,7 +103,8 @@ def _fresh(name: str, holder: nn.Module | None, own: Set[str]) -> str:
 
 def is_constant(node: fx.Node) -> bool:
     """Whether this is a tensor that the code made without its inputs."""
-    return node.op == "get_attr" and _begins_so(str(node.target).rpartition(".")[2])
+    name = str(node.target).rpartition(".")[2]
+    return node.op == "get_attr" and name.startswith((CONSTANT, FOLLOWING))
 
 
 def is_made(path: str) -> bool:
@@ -109,8 +113,4 @@ def is_made(path: str) -> bool:
     >>> is_made("part._tensor_constant0"), is_made("_tensor_constant_layer.weight")
     (True, True)
     """
-    return any(map(_begins_so, path.split(".")))
-
-
-def _begins_so(name: str) -> bool:
-    return name.startswith(CONSTANT)
+    return any(name.startswith(CONSTANT) for name in path.split("."))

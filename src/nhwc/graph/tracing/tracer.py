@@ -27,13 +27,14 @@ from ..effects.state import State
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, opaque_by_nature
 from ..nodes.arguments import given_by_decorator
 from ..nodes.memory import OF_OWN
-from ..nodes.names import is_sayable
+from ..nodes.names import FOLLOWING, is_sayable
 from ..nodes.results import is_lost, made_by
 from ..nodes.shapes import is_size
 from ..nodes.writes import may_be_view, written_into
 from ..plain import all_plain, is_derived
 from .doubts import Doubts
 from .explained import explain
+from .following import Following
 from .functions import RECORDED, is_of_no_user, spell_out, typed_like, untraceable_functions
 from .memos import forget_kept
 from .modes import SEEDS, modes
@@ -83,6 +84,7 @@ class Tracer(fx.Tracer):
         torch.overrides.get_overridable_functions()
         # A dictionary, since fx would search all parameters for each one that is used.
         self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
+        self._following = Following(root.buffers())
         self._doubts = Doubts(root)
         self._outside = Outside(root)
         self.ranks = SureRanks(root, self.opaque)
@@ -92,7 +94,7 @@ class Tracer(fx.Tracer):
                 if asks:
                     raise fx.proxy.TraceError(asks)
                 self._drawn = torch.get_rng_state()
-                with self._seeing():
+                with self._seeing(), self._following:
                     graph = super().trace(root, concrete_args)
                 self._check_drawn()
                 if may_ask:
@@ -409,11 +411,19 @@ class Tracer(fx.Tracer):
         if self._ends and isinstance(a, torch.Size):
             # Arguments of calls may be plain tuples.
             return self.create_node("call_function", torch.Size, (tuple(a),), {})
-        name = self._names.get(a) if isinstance(a, Tensor) else None
+        name = self._name_of(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
             self._written.take(result, a)
         return result
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        """The name of a weight, a buffer, or what is computed of buffers; None for a constant."""
+        name = self._names.get(self._following.itself(tensor))
+        if name is None and tensor in self._following:
+            name = self._names[tensor] = self.get_fresh_qualname(FOLLOWING)
+            setattr(self.root, name, tensor)
+        return name
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if kind == "call_method" or (kind == "call_function" and is_of_no_user(target)):

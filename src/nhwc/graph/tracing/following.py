@@ -1,0 +1,68 @@
+"""Which tensors that code makes of a model's buffers are cast with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+class Following(TorchFunctionMode):
+    """Sees what is computed of `buffers`: `self.mean.view(1, 3, 1, 1)`, say.
+
+    torch.fx takes it for a constant that the code makes. The code would make it anew of a buffer
+    that was cast, so it is computed of another type, too, on tensors without numbers.
+    """
+
+    def __init__(self, buffers: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._cast = {one: _cast(one) for one in buffers if one.is_floating_point()}
+        self._same = {one: one for one in self._cast}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor in self._cast
+
+    def itself(self, tensor: Tensor) -> Tensor:
+        """The buffer that code has cast to the type that it has."""
+        return self._same.get(tensor, tensor)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if type(result) is not Tensor or not result.is_floating_point():
+            return result
+        given = [one for one in tree_leaves((args, kwargs)) if type(one) is Tensor]
+        if any(one in self._cast for one in given):
+            other = self._of_cast(function, args, kwargs)
+            if other is not None and other.dtype != result.dtype:
+                self._cast[result] = other
+            elif result in self._cast:
+                # `x.float()` is x itself here, and would not be if that was cast.
+                same = result.view_as(result)
+                if result in self._same:
+                    self._same[same] = self._same[result]
+                return same
+        return result
+
+    def _of_cast(self, function: Any, args: Any, kwargs: Any) -> Tensor | None:
+        args, kwargs = tree_map_only(Tensor, self._without_numbers, (args, kwargs))
+        try:
+            found: Tensor = function(*args, **kwargs)
+        except Exception:
+            # It asks for numbers, or takes no other type.
+            return None
+        return found
+
+    def _without_numbers(self, tensor: Tensor) -> Tensor:
+        return self._cast.get(tensor, tensor.to("meta"))
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    other = torch.float32 if tensor.dtype == torch.float64 else torch.float64
+    return torch.empty_like(tensor, dtype=other, device="meta")
