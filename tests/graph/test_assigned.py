@@ -339,3 +339,28 @@ def test_a_detector_is_one_graph_for_all_shapes(tmp_path):
     for model in (fast, nhwc.load(tmp_path / "yolo.nhwc"), script(nhwc.fuse(net))):
         for one in (x, torch.rand(2, 3, 64, 32)):
             torch.testing.assert_close(model(one), net(one), rtol=1e-4, atol=1e-4)
+
+
+def low_frequencies(y, x):
+    """As a Fourier neural operator keeps them."""
+    found = torch.fft.rfft2(y)
+    b, c, h, w = y.shape
+    kept = torch.zeros(b, c, h, w // 2 + 1, dtype=torch.cfloat)
+    kept[:, :, :2, :3] = found[:, :, :2, :3] * 1j
+    kept[:, 1, -2:, :3] = found[:, 1, -2:, :3].conj()
+    found[..., 0] = found[..., 1] * 2
+    return torch.fft.irfft2(kept + found, s=(h, w))
+
+
+@pytest.mark.parametrize("sized", [False, True])
+def test_gradients_flow_through_complex_parts(sized):
+    net, x = Net(low_frequencies).eval(), image()
+    graph = capture(net).module
+    if sized:
+        graph, opaque = capture_sized(graph, (x,))
+        assert not opaque
+    x.requires_grad_()
+    truth, found = net(x), graph(x)
+    torch.testing.assert_close(found, truth)
+    wanted, given = (torch.autograd.grad(y.square().sum(), x) for y in (truth, found))
+    torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ one's memory and would miss the change: `traced.check_writes` refuses such code.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,14 +20,20 @@ _Place = tuple[int, Any]
 """A dimension, counted from the front or from the back, and the index or slice for it."""
 
 
-def assigned(x: fx.Proxy, key: Any, value: Any) -> fx.Node:
-    """Return the value of `x` after `x[key] = value`."""
+_COMPLEX = {torch.view_as_complex, torch.fft.fft, torch.fft.fft2, torch.fft.fftn}
+_COMPLEX |= {torch.fft.rfft, torch.fft.rfft2, torch.fft.rfftn}
+_OF_ITS_KIND = {operator.getitem, "select", "clone", "contiguous", torch.clone, torch.zeros_like}
+
+
+def assigned(x: fx.Proxy, key: Any, value: Any, *, is_complex: bool = False) -> fx.Node:
+    """Return the value of `x` after `x[key] = value`; `x` may be known to be complex."""
     keys = key if isinstance(key, tuple) else (key,)
     if len(keys) == 1 and _is_tensor(keys[0]):
         inside = x.new_full((), value) if _is_number(value) else value.to(x)
         result = _call(torch.index_put, x, [keys[0]], inside)
     else:
-        result = _with(x, list(_places(keys)), value)
+        put = _put_parts if is_complex or _is_complex(x.node) else _call
+        result = _with(x, list(_places(keys)), value, put)
     result.node.meta["meant_in_place"] = True
     source = node_of(value)
     if source is not None and source.meta.get("meant_in_place") is True:
@@ -51,7 +57,7 @@ def _places(keys: tuple[Any, ...]) -> Iterator[_Place]:
     yield from ((place - len(keys), keys[place]) for place in range(front + 1, len(keys)))
 
 
-def _with(x: Any, places: list[_Place], value: Any) -> Any:
+def _with(x: Any, places: list[_Place], value: Any, put: Callable[..., fx.Proxy]) -> Any:
     """Return `x` with `value` at `places`; each place indexes the result of the one before it."""
     if not places:
         plain = _is_number(value)
@@ -60,15 +66,33 @@ def _with(x: Any, places: list[_Place], value: Any) -> Any:
     if not isinstance(key, slice):
         # An index removes its dimension, so later dimensions counted from the front move by one.
         rest = [(other - (dim >= 0 and other > dim), key) for other, key in rest]
-        part = _with(x.select(dim, key), rest, value)
-        return _call(torch.select_scatter, x, part, dim, key)
+        part = _with(x.select(dim, key), rest, value, put)
+        return put(torch.select_scatter, x, part, dim, key)
     if key.start is None and key.stop is None and key.step is None:
-        return _with(x, rest, value)
+        return _with(x, rest, value, put)
     around = (slice(None),) * (dim if dim >= 0 else -dim - 1)
     inner = x[(*around, key)] if dim >= 0 else x[(..., key, *around)]
-    part = _with(inner, rest, value)
+    part = _with(inner, rest, value, put)
     step = 1 if key.step is None else key.step
-    return _call(torch.slice_scatter, x, part, dim, key.start, key.stop, step)
+    return put(torch.slice_scatter, x, part, dim, key.start, key.stop, step)
+
+
+def _put_parts(function: Any, x: Any, part: Any, dim: int, *where: Any) -> fx.Proxy:
+    """`function` of real and imaginary parts: of complex numbers torch gives it no gradients."""
+    real = [_call(torch.view_as_real, _call(torch.resolve_conj, one)) for one in (x, part)]
+    return _call(torch.view_as_complex, _call(function, *real, dim - (dim < 0), *where))
+
+
+def _is_complex(node: Any) -> bool:
+    """Whether this is surely complex: made so, or a spectrum, or of one."""
+    if not isinstance(node, fx.Node):
+        return False
+    made = node.kwargs.get("dtype")
+    if isinstance(made, torch.dtype):
+        return made.is_complex
+    if node.target in _COMPLEX:
+        return True
+    return node.target in _OF_ITS_KIND and _is_complex(node.args[0])
 
 
 def _call(function: Any, *args: Any) -> fx.Proxy:

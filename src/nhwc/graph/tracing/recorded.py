@@ -416,7 +416,8 @@ class _Recorder(TorchFunctionMode):
             Tensor, lambda t: fx.Proxy(self.noted.node_of(t), tracer), (tensor, key, value)
         )
         self._check_write(tensor)
-        self.noted.replace(tensor, assigned(before, key, value))
+        made = assigned(before, key, value, is_complex=tensor.is_complex())
+        self.noted.replace(tensor, made)
 
     def _is_there(self, tensor: Tensor, key: Any, value: Any) -> bool:
         """Whether `value` is that part of the tensor: `x[key] += y` writes there, then assigns."""
