@@ -34,11 +34,11 @@ from ..nodes.writes import may_be_view, written_into
 from ..plain import all_plain, is_derived
 from .doubts import Doubts
 from .explained import explain
-from .following import Following
 from .functions import RECORDED, is_of_no_user, spell_out, typed_like, untraceable_functions
 from .memos import forget_kept
 from .modes import SEEDS, modes
 from .nones import CERTAIN, argument_asked, arguments_asked, may_be_none, result_asked
+from .of_buffers import Following
 from .ranked import SureRanks
 from .rearranging import einops_loaded
 from .traced import (
