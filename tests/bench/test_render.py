@@ -134,6 +134,7 @@ def test_tables_are_no_wider_than_the_terminal_and_lose_no_column(result, wide, 
         ({"eager": 1.0, "fused": 1.3}, 0.002, "Nothing is faster than eager NCHW here."),
         ({"eager": 1.0, "fused": 0.999}, 0.002, "Nothing is faster than eager NCHW here."),
         ({"eager": 1.0, "fused": 0.9}, 0.5, "too noisy to tell whether anything beats"),
+        ({"eager": 1.0, "fused": 1.02}, 0.5, "too noisy to tell whether anything beats"),
         ({"eager": 1.0, "fused": 0.5}, 0.002, "fuse channels last is fastest: 2.0"),
     ],
 )
@@ -141,6 +142,11 @@ def test_the_answer_claims_no_more_than_was_measured(speeds, noise, answer):
     case = Case("net", ((1, 3, 8, 8),), 1)
     made = Row(case, tuple(measured(v, s, noise=noise, seed=1) for v, s in speeds.items()))
     assert answer in bench_text(Benchmark(HERE, (made,)))
+
+
+def test_of_one_variant_alone_it_is_not_said_that_nothing_is_faster():
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    assert "faster" not in bench_text(Benchmark(HERE, (row(case, {"eager": 1.0}),)))
 
 
 def test_a_disturbed_machine_is_named():
@@ -273,6 +279,19 @@ def test_changes_as_text():
     assert lines[1].endswith("slower")
     assert lines[2].endswith("same")
     assert "1 of 2 slower" in lines
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        ({"eager": 0.002, "fused": 0.002}, "nothing got slower"),
+        ({"eager": 0.5, "fused": 0.002}, "nothing surely got slower, 1 of 2 too noisy to tell"),
+    ],
+)
+def test_of_changes_that_are_too_noisy_to_tell_none_is_denied(noise, said):
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    made = Row(case, tuple(measured(name, 1.0, noise=much) for name, much in noise.items()))
+    assert said in changes_text(compare(*[Benchmark(HERE, (made,))] * 2)).splitlines()
 
 
 def test_the_page_loads_nothing_from_outside():

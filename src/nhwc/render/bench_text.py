@@ -52,8 +52,7 @@ def changes_text(changes: Changes) -> str:
                 change.verdict,
             )
         )
-    count = len(changes.slower)
-    end = [f"{count} of {len(changes.changes)} slower" if count else "nothing got slower"]
+    end = [words.slower(changes)]
     if changes.failed:
         end.append("measured before, and not now:")
         end += [wrap(one, "  ", "    ") for one in words.failed(changes)]

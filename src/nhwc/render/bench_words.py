@@ -194,10 +194,8 @@ def answer(row: Row, baseline: str) -> str:
         return ""
     best = min(row.measured, key=lambda m: m.median_s, default=None)
     found = row.comparison(best.variant, baseline) if best else None
-    if best is None or found is None:
+    if best is None or found is None or len(row.measured) == 1:
         return ""
-    if best.variant == baseline or found.verdict == "same":
-        return f"Nothing is faster than {label(baseline)} here."
     if found.verdict != "faster":
         return _surely_faster(row, baseline)
     text = (
@@ -216,14 +214,19 @@ def answer(row: Row, baseline: str) -> str:
 
 def _surely_faster(row: Row, baseline: str) -> str:
     """What is faster than the baseline beyond doubt, where the fastest is not."""
+    verdicts = set()
     for m in sorted(row.measured, key=lambda m: m.median_s):
         found = row.comparison(m.variant, baseline)
+        if found and m.variant != baseline:
+            verdicts.add(found.verdict)
         if found and found.verdict == "faster":
             return (
                 f"{label(m.variant)} is faster: {times(found.ratio)} as fast as {label(baseline)} "
                 f"(99 % sure of {interval(found)}). The machine is too noisy to tell what is "
                 "fastest."
             )
+    if verdicts <= {"same", "slower"}:
+        return f"Nothing is faster than {label(baseline)} here."
     return f"The machine is too noisy to tell whether anything beats {label(baseline)}."
 
 
@@ -304,6 +307,17 @@ def failures(result: Benchmark) -> list[tuple[str, str]]:
 def failed(changes: Changes) -> list[str]:
     """What was measured before and failed now, each with its reason."""
     return [f"{one.case}, {one.variant}: {shown(one.failure)}" for one in changes.failed]
+
+
+def slower(changes: Changes) -> str:
+    """How many got slower, and, where none surely did, of how many nothing is known."""
+    count, of = len(changes.slower), len(changes.changes)
+    if count:
+        return f"{count} of {of} slower"
+    unsure = sum(change.verdict not in ("same", "faster") for change in changes.changes)
+    if unsure:
+        return f"nothing surely got slower, {unsure} of {of} too noisy to tell"
+    return "nothing got slower"
 
 
 def where_measured(changes: Changes) -> str:
