@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 import nhwc
 from nhwc._ops import (
@@ -108,3 +109,9 @@ def test_slower_means_clearly_slower():
 def test_names_in_a_list_are_refused():
     with pytest.raises(nhwc.InputError, match="names are given one by one"):
         nhwc.ops(["relu"])
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), "float32", ()])
+def test_dtypes_that_are_no_names_are_refused(dtypes):
+    with pytest.raises(nhwc.InputError, match=r"^dtypes are names in a tuple"):
+        nhwc.ops("relu", dtypes=dtypes)

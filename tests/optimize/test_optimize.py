@@ -214,6 +214,13 @@ def test_names_without_a_place_are_refused():
         optimize(Optional().eval(), torch.randn(1, 3, 8, 8), kwargs={"x": 1})
 
 
+@pytest.mark.parametrize("verb", [nhwc.optimize, nhwc.audit])
+@pytest.mark.parametrize("kwargs", [3, [1], {1: 2}])
+def test_arguments_by_name_that_are_none_are_refused(verb, kwargs):
+    with pytest.raises(nhwc.InputError, match=r"^kwargs is no dict of arguments by name"):
+        verb(nn.Conv2d(3, 4, 1).eval(), torch.randn(1, 3, 8, 8), kwargs=kwargs)
+
+
 @torch.no_grad()
 def test_a_planned_call_gives_the_same_answers(planned, image):
     model, fast = planned

@@ -22,6 +22,15 @@ def test_names(name):
     assert model(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
 
 
+def test_a_path_is_a_name_and_a_number_is_none(tmp_path):
+    nhwc.save(nhwc.fuse(nn.Sequential(nn.Conv2d(3, 4, 1)).eval()), tmp_path / "net.nhwc")
+    assert load_model(tmp_path / "net.nhwc")(torch.rand(1, 3, 2, 2)).shape == (1, 4, 2, 2)
+    with pytest.raises(nhwc.InputError, match=r"names a file. Add the callable: .*net.py:NAME"):
+        load_model(tmp_path / "net.py")
+    with pytest.raises(nhwc.InputError, match=r"^3 is no name of a model"):
+        load_model(3)
+
+
 def test_the_seed_decides_the_weights_and_nothing_else_moves():
     before = torch.get_rng_state()
     one, two, three = (load_model("squeezenet1_1", seed=s).state_dict() for s in (0, 0, 1))

@@ -19,7 +19,7 @@ from ..formats.weights import convolution_weights
 from ..graph.effects.outside import outside_put_back
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, interleave
-from ..models.kinds import module_of
+from ..models.kinds import given_by_name, module_of
 from ..models.preserve import copy_as_is, preserved, turn
 from ..models.scripts import bytes_of_script, script_in
 from ..models.trees import every_tensor_of
@@ -156,7 +156,7 @@ def audit(
     model from `nhwc.optimize` is audited as the graph below its plan. The model is left as it was
     found.
     """
-    kwargs = dict(kwargs or {})
+    kwargs = given_by_name(kwargs)
     exported = isinstance(model, ExportedProgram)
     model = module_of(model, "audit")
     check(model, inputs, kwargs)

@@ -37,6 +37,8 @@ def ops(
     A name may be short (`grid_sample`), or a pattern (`nn.functional.*pool*`). Speed is measured in
     the first dtype. Operators run in processes of their own: the table reports one that crashes.
     """
+    if isinstance(dtypes, str) or not dtypes or not all(isinstance(one, str) for one in dtypes):
+        raise InputError('dtypes are names in a tuple, one or more. Give them: ("float32",).')
     dtypes = tuple(_check_dtype(dtype) for dtype in dtypes)
     if not all(isinstance(name, str) for name in names):
         raise InputError(

@@ -20,7 +20,7 @@ from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread
 from ..machine.others import Others, watch_others
-from ..models.kinds import check_devices, check_initialized, rewritable
+from ..models.kinds import check_devices, check_initialized, given_by_name, rewritable
 from ..models.places import by_place
 from ..models.preserve import preserved
 from ..models.trees import every_tensor_of, tensors_of
@@ -74,7 +74,7 @@ def optimize(
     is.
     """
     begin = _Begin(time.perf_counter(), watch_others())
-    model, named = rewritable(model, "optimize"), dict(kwargs or {})
+    model, named = rewritable(model, "optimize"), given_by_name(kwargs)
     example_inputs = _completed(model, example_inputs, named)
     _check(model, example_inputs)
     if isinstance(also, Tensor) or not isinstance(also, Iterable):

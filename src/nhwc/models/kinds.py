@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,19 @@ def module_of(model: object, verb: str) -> nn.Module:
         )
     todo = f" nhwc.load_model({model!r}) makes one of a name." if isinstance(model, str) else ""
     raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.{todo}")
+
+
+def given_by_name(kwargs: object) -> dict[str, Any]:
+    """A dict of its own of what is given by name.
+
+    >>> given_by_name([1])
+    Traceback (most recent call last):
+    nhwc.errors.InputError: kwargs is no dict of arguments by name. Give one: kwargs={'scale': 2.0}.
+    """
+    given = {} if kwargs is None else kwargs
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InputError("kwargs is no dict of arguments by name. Give one: kwargs={'scale': 2.0}.")
+    return dict(given)
 
 
 def _check_around(verb: str) -> None:

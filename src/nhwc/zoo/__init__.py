@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +25,7 @@ from .weights import load_weights_ as load_weights_
 
 
 def load_model(
-    name: str,
+    name: str | Path,
     *,
     weights: str | Path | None = None,
     seed: int = 0,
@@ -40,6 +41,11 @@ def load_model(
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise InputError(
+            f"{name!r:.80} is no name of a model. Give one: nhwc.load_model('resnet18')."
+        )
+    name = os.fspath(name)
     # stdout is for our data, so what packages, files and models print goes to stderr.
     with contextlib.redirect_stdout(sys.stderr):
         builder = find_builder(name)
