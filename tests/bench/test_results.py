@@ -7,8 +7,9 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
-from nhwc import FileError, InputError
+from nhwc import FileError, InputError, bench
 from nhwc._bench import SUITES, Benchmark, Case, Measurement, Published, Row, compare
 from nhwc._bench.floor import Floor, count_flop
 from nhwc._bench.forecast import GFLOP
@@ -243,3 +244,20 @@ def test_attention_counts_however_torch_runs_it():
     x = torch.zeros(1, 5, 8)
     products = 2 * 5 * 8 * (24 + 8 + 16 + 16) + 2 * 2 * 5 * 5 * 8
     assert count_flop(layer, [x]) == products
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"shape": 3}, "3 is no shape. Give one: shape="),
+        ({"shape": "1x3x8x8"}, "'1x3x8x8' is no shape"),
+        ({"shape": (1, 3, 0, 8)}, "is no shape"),
+        ({"seconds": 0}, "seconds 0 is no time to measure for"),
+        ({"seconds": "1"}, "seconds '1' is no time"),
+        ({"seconds": float("nan")}, "seconds nan is no time"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_processes_start(given, says):
+    with pytest.raises(InputError) as raised:
+        bench(nn.ReLU(), **{"shape": (1, 3, 8, 8), "seconds": 0.01, "variants": ["eager"], **given})
+    assert says in str(raised.value)

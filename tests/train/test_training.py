@@ -52,6 +52,8 @@ NET = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         (lambda: Recipe(warmup_epochs=float("inf")), "warmup_epochs inf is no finite number."),
         (lambda: training.synthetic(-3), "batch_size -3 is too small. Use 1 or more."),
         (lambda: training.synthetic(4, classes=0), "classes 0 is too small. Use 1 or more."),
+        (lambda: training.synthetic(4, 224), "shape 224 is of no images. Use (224, 224, 3), say."),
+        (lambda: training.synthetic(4, (8, 8)), "shape (8, 8) is of no images."),
         (lambda: training.synthetic(4, seed=-1), "seed -1 is too small. Use 0 or more."),
         (lambda: training.image_folders(None, 4), "root None is no folder. Give the path of one."),
         (lambda: nhwc.train("resnet50", DATA), "cannot train a str: it is no torch.nn.Module."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -72,6 +73,10 @@ def bench(
     """
     several = isinstance(model, Sequence) and not isinstance(model, str)
     models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
+    if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise InputError(f"{shape!r:.80} is no shape. Give one: shape=(1, 3, 224, 224).")
+    if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise InputError(f"seconds {seconds!r:.80} is no time to measure for. Use 10, say.")
     device = str(usable_device(device))
     names, sent = _names_and_bytes(models)
     tasks = [

@@ -75,6 +75,8 @@ def synthetic(
 ) -> Data:
     """Random images (D,) H, W, C, `batches` batches of them, and none to evaluate on."""
     whole(1, batch_size=batch_size, classes=classes, batches=batches)
+    if not isinstance(shape, (tuple, list)) or len(shape) not in (3, 4):
+        raise InputError(f"shape {shape!r:.80} is of no images. Use (224, 224, 3), say.")
     source = Synthetic(batches * batch_size, shape, classes)
     loader = Loader(
         source, batch_size, workers=workers, seed=seed, pin_memory=torch.cuda.is_available()
