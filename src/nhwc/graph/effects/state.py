@@ -30,6 +30,10 @@ class State:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        with torch._C.DisableTorchFunction():  # No mode has to follow this.
+            self._note(module)
+
+    def _note(self, module: nn.Module) -> None:
         # Reading a TorchScript module's attributes changes its dictionary.
         parts = [part for part in module.modules() if not isinstance(part, jit.ScriptModule)]
         homes = {home_of(part) for part in parts}
@@ -45,6 +49,10 @@ class State:
 
     def check(self, kept: Kept | None = None) -> None:
         """Raise what a graph would lose; what is `kept` and read by no call may be lost."""
+        with torch._C.DisableTorchFunction():
+            self._check(kept)
+
+    def _check(self, kept: Kept | None) -> None:
         changed = [
             (part, key)
             for part, before in self.attributes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,16 +15,18 @@ class Following(TorchFunctionMode):
     """Sees what is computed of `buffers`: `self.mean.view(1, 3, 1, 1)`, say.
 
     torch.fx takes it for a constant that the code makes. The code would make it anew of a buffer
-    that was cast, so it is computed of another type, too, on tensors without numbers.
+    that was cast. So what a graph reads is computed of another type, too, without numbers.
     """
 
     def __init__(self, buffers: Iterable[Tensor]) -> None:
         super().__init__()
         self._cast = {one: _cast(one) for one in buffers if one.is_floating_point()}
         self._same = {one: one for one in self._cast}
+        self._calls: dict[Tensor, Callable[[], Tensor | None]] = {}
+        """What may be cast, too: few of these are read, and to compute all took long."""
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor in self._cast
+        return self._of_cast(tensor) is not None
 
     def itself(self, tensor: Tensor) -> Tensor:
         """The buffer that code has cast to the type that it has."""
@@ -38,29 +40,41 @@ class Following(TorchFunctionMode):
         if type(result) is not Tensor or not result.is_floating_point():
             return result
         given = [one for one in tree_leaves((args, kwargs)) if type(one) is Tensor]
-        if any(one in self._cast for one in given):
-            other = self._of_cast(function, args, kwargs)
-            if other is not None and other.dtype != result.dtype:
-                self._cast[result] = other
-            elif result in self._cast:
-                # `x.float()` is x itself here, and would not be if that was cast.
-                same = result.view_as(result)
-                if result in self._same:
-                    self._same[same] = self._same[result]
-                return same
+        if not any(one in self._cast or one in self._calls for one in given):
+            return result
+        call = lambda: self._called(function, args, kwargs, result.dtype)
+        if self._of_cast(result) is None:
+            self._calls[result] = call
+        elif call() is None:
+            # `x.float()` is x itself here, and would not be if that was cast.
+            same = result.view_as(result)
+            if result in self._same:
+                self._same[same] = self._same[result]
+            return same
         return result
 
-    def _of_cast(self, function: Any, args: Any, kwargs: Any) -> Tensor | None:
-        args, kwargs = tree_map_only(Tensor, self._without_numbers, (args, kwargs))
-        try:
-            found: Tensor = function(*args, **kwargs)
-        except Exception:
-            # It asks for numbers, or takes no other type.
-            return None
-        return found
+    def _of_cast(self, tensor: Tensor) -> Tensor | None:
+        """What `tensor` would be, had the buffers another type; None for what is not of them."""
+        if tensor in self._calls:
+            found = self._calls.pop(tensor)()
+            if found is not None:
+                self._cast[tensor] = found
+        return self._cast.get(tensor)
+
+    def _called(self, function: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Tensor | None:
+        """What a function would return of buffers that were cast; None if in the same type."""
+        with torch._C.DisableTorchFunction():
+            args, kwargs = tree_map_only(Tensor, self._without_numbers, (args, kwargs))
+            try:
+                found: Tensor = function(*args, **kwargs)
+            except Exception:
+                # It asks for numbers, or takes no other type.
+                return None
+        return None if found.dtype == dtype else found
 
     def _without_numbers(self, tensor: Tensor) -> Tensor:
-        return self._cast.get(tensor, tensor.to("meta"))
+        found = self._of_cast(tensor)
+        return tensor.to("meta") if found is None else found
 
 
 def _cast(tensor: Tensor) -> Tensor:
