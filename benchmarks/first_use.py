@@ -2,7 +2,8 @@
 
 Each model is optimized in a process of its own, one after the other. They share a folder for what
 is kept, which begins empty: the first model compiles kernels that the next ones find. Then each is
-optimized once more, when all is known of it. What is imported before is not counted.
+optimized once more, when all is known of it, and saved; and its file is loaded twice, as programs
+do that serve it, of which the second is told. What is imported before is not counted.
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ from nhwc.machine.environment import Environment
 RESULTS = Path(__file__).parent / "results" / "first-use.json"
 MODELS = ("resnet18", "mobilenet_v2", "resnet50", "densenet121", "timm:deit_tiny_patch16_224")
 
-CHILD = """
+OPTIMIZE = """
 import sys, time, torch, nhwc
 model, x = nhwc.load_model(sys.argv[1]), torch.rand(1, 3, 224, 224)
 start = time.perf_counter()
-nhwc.optimize(model, x)
+fast = nhwc.optimize(model, x)
+print(time.perf_counter() - start)
+nhwc.save(fast, sys.argv[2])
+"""
+
+LOAD = """
+import sys, time
+from nhwc import load
+start = time.perf_counter()
+load(sys.argv[2])
 print(time.perf_counter() - start)
 """
+
+STEPS = (OPTIMIZE, OPTIMIZE, LOAD, LOAD)
 
 
 def main() -> None:
@@ -36,17 +48,18 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
-        turns = [{name: seconds(name, cache) for name in args.models} for _ in range(2)]
+        turns = [{name: seconds(step, name, cache) for name in args.models} for step in STEPS]
     found = {name: [turn[name] for turn in turns] for name in args.models}
     result = {"environment": Environment.here().to_dict(), "seconds": found}
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
 
 
-def seconds(model: str, cache: str) -> float:
-    """How long one process takes to optimize a model."""
+def seconds(step: str, model: str, cache: str) -> float:
+    """How long one process takes to optimize or to load a model."""
+    file = Path(cache, f"{model.replace(':', '-')}.nhwc")
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, model],
+        [sys.executable, "-c", step, model, file],
         env={**os.environ, "NHWC_CACHE": cache},
         stdout=subprocess.PIPE,
         text=True,
@@ -59,8 +72,9 @@ def seconds(model: str, cache: str) -> float:
 
 def table(result: dict[str, Any]) -> str:
     here = result["environment"]
-    lines = ["| model, in this order | first, s | again, s |", "|---|---|---|"]
-    lines += [f"| {name} | {one} | {two} |" for name, (one, two) in result["seconds"].items()]
+    lines = ["| model, in this order | first, s | again, s | loaded, s |", "|---|---|---|---|"]
+    for name, (first, again, _, loaded) in result["seconds"].items():
+        lines.append(f"| {name} | {first} | {again} | {loaded} |")
     machine = f"{here['processor']} {here['instruction_set']}, {here['cores']} cores"
     return f"{machine}, torch {here['torch']}.\n\n" + "\n".join(lines)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nhwc import Format, format_of, fuse, optimize, to_format
+from nhwc import Format, audit, format_of, fuse, optimize, to_format
 from nhwc.formats import CHANNELS_LAST_OF
 from nhwc.graph.modules.layers import BatchNorm
 from nhwc.graph.modules.mended import (
@@ -230,6 +230,13 @@ def test_keeps_the_format_and_the_values(name):
     plain = outputs(changed, (x.contiguous(),))
     torch.testing.assert_close(plain, outputs(model, (x,)), rtol=1e-4, atol=1e-5)
     assert format_of(plain) is Format.CONTIGUOUS
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "norm" in name])
+def test_an_audit_of_a_mended_norm_finds_nothing(name):
+    rewriting, build, _ = CASES[name]
+    changed, _ = rewrite(build().eval(), rewriting)
+    assert audit(nn.Sequential(nn.Conv2d(8, 8, 1), changed), images()).clean
 
 
 @pytest.mark.parametrize("name", CASES)

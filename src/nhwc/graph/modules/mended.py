@@ -171,17 +171,20 @@ class GroupNorm(Leaf):
         wide = x.dtype == torch.float32 or x.dtype == torch.float64
         if not wide or not channel_is_densest(x) or has_one_pixel(x):
             return self.norm(x)  # type: ignore[no-any-return]
-        apart = x.unflatten(1, [self.groups, x.size(1) // self.groups])
-        var, mean = torch.var_mean(apart, list(range(2, apart.dim())), correction=0, keepdim=True)
+        sizes = [self.groups, x.size(1) // self.groups]
+        apart = x.unflatten(1, sizes)
+        var, mean = torch.var_mean(apart, list(range(2, apart.dim())), correction=0)
         scale = torch.rsqrt(var + self.eps)
         shift = -mean * scale
-        each = [1, apart.size(1), apart.size(2)] + [1] * (x.dim() - 2)
+        # With three dimensions these are no images, whose format a reader could mistake.
+        scale, shift = (one[:, :, None].expand(-1, -1, sizes[1]) for one in (scale, shift))
         weight, bias = self.norm.weight, self.norm.bias
         if weight is not None:
-            scale, shift = scale * weight.reshape(each), shift * weight.reshape(each)
+            scale, shift = scale * weight.view(sizes), shift * weight.view(sizes)
         if bias is not None:
-            shift = shift + bias.reshape(each)
-        return torch.addcmul(shift, apart, scale).flatten(1, 2)
+            shift = shift + bias.view(sizes)
+        each = [x.size(0), x.size(1)] + [1] * (x.dim() - 2)
+        return torch.addcmul(shift.reshape(each), x, scale.reshape(each))
 
 
 class ChannelNorm(Leaf, nn.LayerNorm):
