@@ -439,8 +439,8 @@ python benchmarks/aa.py -o benchmarks/results/aa.json
 
 FIRST_USE = """\
 `optimize` on a machine that has seen nothing: kernels are compiled, layers are timed. What is found
-is kept for the next process. The aims are 10 s for the first model, 3 s for the next, 1 s for what is
-known. `load` is that of the saved model in a process of its own, the second time.
+is kept for the next process. The aims are 10 s for the first model, 3 s for the next, 1 s for what
+is known. What is loaded is the saved model, in a process of its own, the second time.
 
 ```
 python -m benchmarks.first_use

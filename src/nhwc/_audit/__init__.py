@@ -19,7 +19,7 @@ from ..formats.weights import convolution_weights
 from ..graph.effects.outside import outside_put_back
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, interleave
-from ..models.kinds import given_by_name, module_of
+from ..models.kinds import given_by_name, module_of, true_or_false
 from ..models.preserve import copy_as_is, preserved, turn
 from ..models.scripts import bytes_of_script, script_in
 from ..models.trees import every_tensor_of
@@ -157,6 +157,7 @@ def audit(
     found.
     """
     kwargs = given_by_name(kwargs)
+    true_or_false(backward=backward, compare=compare, reorders=reorders)
     exported = isinstance(model, ExportedProgram)
     model = module_of(model, "audit")
     check(model, inputs, kwargs)

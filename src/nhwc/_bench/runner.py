@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from ..errors import InputError
 from ..machine.environment import Environment, available_cores, usable_device
-from ..models.kinds import module_of
+from ..models.kinds import module_of, true_or_false
 from ..models.scripts import bytes_of_script
 from .engines import QUICK, chosen, find_engine
 from .paired import FEWEST, Task, measure
@@ -77,6 +77,7 @@ def bench(
         raise InputError(f"{shape!r:.80} is no shape. Give one: shape=(1, 3, 224, 224).")
     if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise InputError(f"seconds {seconds!r:.80} is no time to measure for. Use 10, say.")
+    true_or_false(train=train, amp=amp)
     device = str(usable_device(device))
     names, sent = _names_and_bytes(models)
     tasks = [

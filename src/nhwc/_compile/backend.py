@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from ..errors import InputError
+from ..models.kinds import true_or_false
 from .planned import GraphReport, PlannedGraph
 
 
@@ -18,6 +19,7 @@ class Backend:
     """A backend of torch.compile; `graphs` tells what became of each graph that is in use."""
 
     def __init__(self, *, exact: bool = False) -> None:
+        true_or_false(exact=exact)
         self.exact = exact
         self._said: set[str] = set()
         self._planned: list[weakref.ref[PlannedGraph]] = []

@@ -20,7 +20,13 @@ from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread
 from ..machine.others import Others, watch_others
-from ..models.kinds import check_devices, check_initialized, given_by_name, rewritable
+from ..models.kinds import (
+    check_devices,
+    check_initialized,
+    given_by_name,
+    rewritable,
+    true_or_false,
+)
 from ..models.places import by_place
 from ..models.preserve import preserved
 from ..models.trees import every_tensor_of, tensors_of
@@ -74,6 +80,7 @@ def optimize(
     is.
     """
     begin = _Begin(time.perf_counter(), watch_others())
+    true_or_false(exact=exact, remeasure=remeasure)
     model, named = rewritable(model, "optimize"), given_by_name(kwargs)
     example_inputs = _completed(model, example_inputs, named)
     _check(model, example_inputs)

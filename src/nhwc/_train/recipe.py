@@ -9,6 +9,7 @@ from numbers import Integral, Real
 import torch
 
 from ..errors import InputError
+from ..models.kinds import true_or_false
 
 OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = ("float16", "bfloat16")
@@ -43,6 +44,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        true_or_false(amp=self.amp, channels_last=self.channels_last, compile=self.compile)
         whole(1, epochs=self.epochs, accumulate=self.accumulate)
         whole(0, seed=self.seed)
         at_least(0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

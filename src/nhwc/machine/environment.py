@@ -39,6 +39,8 @@ def usable_device(device: Device | str) -> Device:
         raise InputError(
             f"device {str(device)!r} is not usable here: {why}. Take another, as cpu."
         ) from error
+    if found.type == "meta":
+        raise InputError("device 'meta' is not usable here: nothing is computed there. Take cpu.")
     # There is one processor, whatever its number.
     return Device("cpu") if found.type == "cpu" else found
 

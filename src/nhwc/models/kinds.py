@@ -55,6 +55,18 @@ def given_by_name(kwargs: object) -> dict[str, Any]:
     return dict(given)
 
 
+def true_or_false(**flags: object) -> None:
+    """Refuse the first of `flags` that is neither, by its name.
+
+    >>> true_or_false(exact="no")
+    Traceback (most recent call last):
+    nhwc.errors.InputError: exact='no' is neither True nor False.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}={value!r:.80} is neither True nor False.")
+
+
 def _check_around(verb: str) -> None:
     """Refuse to work where new tensors are not what they seem: torch may even crash there."""
     around = ""
