@@ -60,7 +60,16 @@ WAYS = {
     "along": lambda net, y: torch.take_along_dim(y, net.order.view(1, -1, 1, 1), 1),
     "joined": lambda net, y: torch.cat((y[:, net.order[:3]], y[:, net.order[9:]]), 1),
     "order as numbers": lambda net, y: y[:, net.order] * net.order.view(-1, 1, 1),
+    "numbers of all": lambda net, y: y.take(net.pixels).view(1, 1, 8, 8).expand(2, 16, 8, 8),
     "scanned": scanned,
+}
+MOVES = {
+    "turned": lambda net, y: torch.rot90(y, 1, (2, 3)) + y.rot90(2, (-2, -1)),
+    "mirrored": lambda net, y: torch.flipud(y) + y.flip(-1) + y[0].fliplr(),
+    "spread": lambda net, y: y[:, :1].broadcast_to(y.shape),
+    "raveled": lambda net, y: torch.ravel(y).view(y.shape),
+    "a diagonal": lambda net, y: y.diagonal(1, 2, 3).unsqueeze(-1).expand(-1, -1, -1, 8),
+    "in parts": lambda net, y: torch.cat((y.hsplit(2)[1], y.hsplit(2)[0].vsplit(1)[0]), 1),
 }
 
 
@@ -80,6 +89,16 @@ def test_places_that_are_known_are_taken_on_paper(way):
     changed = fast(x)
     torch.testing.assert_close(changed, fast.portable(x), rtol=1e-4, atol=1e-5)
     assert not places or not torch.equal(changed, before)
+
+
+@pytest.mark.parametrize("way", MOVES)
+@torch.no_grad()
+def test_moves_are_made_on_paper(way):
+    net, (x,) = Taking(MOVES[way]).eval(), images((2, 3, 8, 8))
+    net(x)
+    fast = force(net, x)
+    assert not fast.report.plans[0].fallbacks
+    torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

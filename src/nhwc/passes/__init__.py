@@ -23,6 +23,7 @@ from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .fuse_norm_activation import fuse_norm_activation
 from .join_attention import join_attention
+from .join_norm import join_norm
 from .join_positions import join_positions
 from .join_response_norm import join_response_norm
 from .join_samples import join_samples
@@ -102,6 +103,7 @@ PASSES: tuple[Pass, ...] = (
     join_scores,
     narrow_tokens,
     join_response_norm,
+    join_norm,
     join_samples,
     fold_scale,
     fold_scale_behind_relu,

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..graph import bound, module_of
 from ..graph.modules.layers import Fused
 from ..graph.modules.leaves import unlike_class
-from ..graph.modules.mended import Cat, ChannelNorm
+from ..graph.modules.mended import Cat, ChannelNorm, SpelledNorm
 from ..graph.nodes.edit import numbers_given
 from ..graph.nodes.seen import seen_at
 from ..operators.activations import of_call, of_module
@@ -98,7 +98,7 @@ def is_made_of_pixels(node: object) -> bool:
         op = module.op if isinstance(module, Fused) else module
         if isinstance(op, _OF_PIXELS) or permutation(one) == TO_IMAGE:
             return True
-        norm = isinstance(module, _BatchNorm | _DropoutNd)
+        norm = isinstance(module, _BatchNorm | _DropoutNd | SpelledNorm)
         if norm or activation_of(one) is not None:
             todo += one.all_input_nodes[:1]
         elif arithmetic(one) is not None:
@@ -142,6 +142,33 @@ def sampling_of(node: fx.Node) -> Sampling | str:
 def only_user(node: fx.Node) -> fx.Node | None:
     """Return the node that uses `node` if there is exactly one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def averaged(node: fx.Node | None) -> int | None:
+    """The one dimension whose mean `node` takes; None if it does anything else."""
+    if node is None or node.target not in (torch.mean, "mean"):
+        return None
+    given = bound(node, ("input", "dim", "keepdim"))
+    dim = given.get("dim")
+    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+    kept = given.get("keepdim") is True and len(given) == 3
+    return dim if kept and isinstance(dim, int) else None
+
+
+def sum_with_number(node: fx.Node | None) -> tuple[fx.Node, float] | None:
+    total = only_user(node) if node is not None else None
+    if total is None or arithmetic(total) != "add" or len(total.args) != 2 or total.kwargs:
+        return None
+    number = next((one for one in total.args if type(one) in (int, float)), None)
+    return None if number is None else (total, float(number))  # type: ignore[arg-type]
+
+
+def beside(node: fx.Node | None, kind: str, operand: fx.Node) -> Any:
+    """The other operand of a sum or a product; None if `node` is no such thing."""
+    if node is None or arithmetic(node) != kind or len(node.args) != 2 or node.kwargs:
+        return None
+    first, second = node.args
+    return second if first is operand else first if second is operand else None
 
 
 _PRODUCTS = (torch.matmul, "matmul", torch.bmm, "bmm", "__matmul__")

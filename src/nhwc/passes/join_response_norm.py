@@ -20,7 +20,7 @@ from ..graph import add_module, attribute, bound
 from ..graph.modules.mended import GlobalResponse
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, written_between
-from ._matching import arithmetic, only_user
+from ._matching import arithmetic, averaged, beside, only_user, sum_with_number
 from ._reporting import reported
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, "norm")
@@ -73,12 +73,12 @@ def _over(node: fx.Node) -> Sequence[int] | None:
 
 
 def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, pixels: Sequence[int]) -> _Found | None:
-    mean = next((user for user in norm.users if _averaged(user) is not None), None)
-    channel = _averaged(mean)
+    mean = next((user for user in norm.users if averaged(user) is not None), None)
+    channel = averaged(mean)
     if mean is None or channel is None or {dim % 4 for dim in (channel, *pixels)} != {1, 2, 3}:
         return None
     last = channel % 4 == 3
-    more = _sum_with_number(mean)
+    more = sum_with_number(mean)
     share = only_user(more[0]) if more else None
     if more is None or share is None or {*norm.users} != {mean, share}:
         return None
@@ -95,25 +95,6 @@ def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, pixels: Sequence[int])
     batched = 4 in (weight.ndim, bias.ndim)
     dims = (*pixels, channel)
     return _Found(nodes, weight.flatten(), bias.flatten(), more[1], last, dims, batched)
-
-
-def _averaged(node: fx.Node | None) -> int | None:
-    """The one dimension whose mean `node` takes; None if it does anything else."""
-    if node is None or node.target not in (torch.mean, "mean"):
-        return None
-    given = bound(node, ("input", "dim", "keepdim"))
-    dim = given.get("dim")
-    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    kept = given.get("keepdim") is True and len(given) == 3
-    return dim if kept and isinstance(dim, int) else None
-
-
-def _sum_with_number(node: fx.Node | None) -> tuple[fx.Node, float] | None:
-    total = only_user(node) if node is not None else None
-    if total is None or arithmetic(total) != "add" or len(total.args) != 2 or total.kwargs:
-        return None
-    number = next((one for one in total.args if type(one) in (int, float)), None)
-    return None if number is None else (total, float(number))  # type: ignore[arg-type]
 
 
 def _is(node: fx.Node, kind: str, operands: set[Any]) -> bool:
@@ -133,12 +114,12 @@ def _scaled(
             return None
         bias, weight = constants
         return None if bias is None or weight is None else ((end, node), weight, bias)
-    weight = _constant(gm, _beside(node, "mul", product), last)
+    weight = _constant(gm, beside(node, "mul", product), last)
     nodes: tuple[fx.Node, ...] = (node,) if node is not None else ()
     bias, added = None, False
     while weight is not None and not (added and bias is not None):
         total = only_user(nodes[0])
-        other = _beside(total, "add", nodes[0])
+        other = beside(total, "add", nodes[0])
         if other is x and not added:
             added = True
         elif bias is None and (held := _constant(gm, other, last)) is not None:
@@ -148,14 +129,6 @@ def _scaled(
         assert total is not None
         nodes = (total, *nodes)
     return None if weight is None or bias is None else (nodes, weight, bias)
-
-
-def _beside(node: fx.Node | None, kind: str, operand: fx.Node) -> Any:
-    """The other operand of a sum or a product; None if `node` is no such thing."""
-    if node is None or arithmetic(node) != kind or len(node.args) != 2 or node.kwargs:
-        return None
-    first, second = node.args
-    return second if first is operand else first if second is operand else None
 
 
 def _constant(gm: fx.GraphModule, node: Any, last: bool) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch import fx, nn
 from ..graph import module_of
 from ..graph.modules.layers import Fused
 from ..graph.modules.leaves import is_leaf, opaque_by_nature
-from ..graph.modules.mended import ChannelNorm, FromTokens
+from ..graph.modules.mended import ChannelNorm, FromTokens, SpelledNorm
 from ..graph.modules.ordered import Reduced, Repeat, Softmax
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
@@ -32,7 +32,7 @@ _EXCHANGES = {
 _BLANK = {"zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"}
 _FILLED = {"full_like", "new_full", "ones_like", "new_ones"}
 """What has none of a tensor's numbers: nothing, or one number throughout."""
-_TAKES = {"getitem", "index_select", "gather", "take_along_dim"}
+_TAKES = {"getitem", "index_select", "gather", "take", "take_along_dim"}
 _MOST = 1 << 20
 """The most numbers of a constant that is the same throughout."""
 _STEADY = (Fused, nn.Embedding, nn.LayerNorm, nn.Linear, nn.RMSNorm, nn.Softmax)
@@ -188,6 +188,7 @@ def _mixes_last(node: fx.Node) -> bool:
     known = isinstance(op, nn.LayerNorm | nn.RMSNorm | nn.Linear) and not isinstance(
         op, ChannelNorm
     )
+    known = known or (isinstance(op, SpelledNorm) and op.dim == -1)
     return known or node.target in _OF_MATRICES or _turns_matrices(node)
 
 

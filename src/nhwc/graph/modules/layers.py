@@ -31,6 +31,7 @@ from .mended import (
     Interleave,
     Pixel,
     SpelledAttention,
+    SpelledNorm,
     WeightedSamples,
 )
 from .ordered import Reduced, Repeat, Softmax
@@ -286,6 +287,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     Repeat,
     Softmax,
     SpelledAttention,
+    SpelledNorm,
     Spread,
     StatisticsNorm,
     ToFrames,

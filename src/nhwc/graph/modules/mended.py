@@ -196,6 +196,50 @@ class ChannelNorm(Leaf, nn.LayerNorm):
         return normed.permute(0, 3, 1, 2)
 
 
+class SpelledNorm(Leaf):
+    """Layer norm over one dimension, as models spell it, with weights of the shapes that they have.
+
+    How it is spelled decides in which type autocast computes: the variance is that of `var`, or of
+    squares by `pow` or by `mul`; what is centred is divided by a root, or multiplied by an inverse.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        variance: str = "pow",
+        inverse: bool = False,
+        weighed: Sequence[int] | None = None,
+        shifted: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.eps = eps
+        self.variance = variance
+        self.inverse = inverse
+        self.weighed = None if weighed is None else list(weighed)
+        self.shifted = None if shifted is None else list(shifted)
+        for name, shape in (("weight", self.weighed), ("bias", self.shifted)):
+            held = None if shape is None else nn.Parameter(torch.zeros(shape))
+            self.register_parameter(name, held)
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(self.dim, keepdim=True)
+        if self.variance == "var":
+            variance = x.var(self.dim, unbiased=False, keepdim=True)
+        else:
+            squares = centred * centred if self.variance == "mul" else centred.pow(2)
+            variance = squares.mean(self.dim, keepdim=True)
+        total = variance + self.eps
+        y = centred * torch.rsqrt(total) if self.inverse else centred / torch.sqrt(total)
+        weight, bias = self.weight, self.bias
+        if weight is not None:
+            y = y * weight  # type: ignore[operator]
+        if bias is not None:
+            y = y + bias  # type: ignore[operator]
+        return y
+
+
 class GlobalResponse(Leaf):
     """Global response norm: each channel by its size in the image beside the mean size of all.
 

@@ -15,6 +15,7 @@ def erase_unused(node: object) -> None:
     if (
         not isinstance(node, fx.Node)
         or node.users
+        or node._erased  # By way of another that was computed from it.
         or node.op == "placeholder"
         or written_into(node) is not None
     ):

@@ -29,10 +29,13 @@ _MOST = 1 << 27
 """The most numbers of a tensor whose places are noted."""
 
 _METHODS = {
-    *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis"),
-    *("swapaxes", "swapdims", "unbind", "chunk", "split", "tensor_split", "squeeze", "unsqueeze"),
-    *("expand", "contiguous", "clone", "roll", "select", "narrow", "flip", "repeat", "tile", "t"),
-    *("repeat_interleave", "unfold", "detach", "index_select", "gather", "take_along_dim"),
+    *("reshape", "view", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze"),
+    *("permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t"),
+    *("unbind", "chunk", "split", "tensor_split", "hsplit", "vsplit", "dsplit"),
+    *("select", "narrow", "diagonal", "unfold", "take"),
+    *("index_select", "gather", "take_along_dim"),
+    *("expand", "broadcast_to", "repeat", "tile", "repeat_interleave"),
+    *("roll", "flip", "fliplr", "flipud", "rot90", "contiguous", "clone", "detach"),
 }
 _FUNCTIONS = {getattr(torch, name) for name in _METHODS if callable(getattr(torch, name, None))}
 _MODULES: tuple[type[nn.Module], ...] = (

@@ -42,6 +42,23 @@ def channel_norm(call: OperatorCall) -> Implementation | None:
     return call.on_images(norm_step(call.module))
 
 
+def spelled_norm(call: OperatorCall) -> Implementation | None:
+    """Layer norm over the channels of each pixel, as a model spelled it."""
+    step = spelled_step(call.module, call.out.shape)
+    return call.on_pixels(step) if step and call.is_channels(call.module.dim) else None
+
+
+def spelled_step(module: Any, shape: tuple[int, ...]) -> Make | None:
+    """The step of a spelled norm; none if its weights lie along another dimension."""
+    dim = module.dim % len(shape)
+    sides = (shape[dim], *(1,) * (len(shape) - 1 - dim))
+    norm = [one for one in (module.weight, module.bias) if one is not None]
+    if any(tuple(one.shape)[-len(sides) :] != sides or one.numel() != shape[dim] for one in norm):
+        return None
+    rows = [None if one is None else one.flatten() for one in (module.weight, module.bias)]
+    return lambda x, y: layer_norm_step(x, y, *rows, eps=module.eps)
+
+
 def norm_step(module: Any) -> Make:
     """The step of a layer norm over the channels, or of a norm by their root mean square."""
     centred = not isinstance(module, nn.RMSNorm)

@@ -21,6 +21,7 @@ from ...graph.modules.mended import (
     GroupNorm,
     InstanceNorm,
     Interleave,
+    SpelledNorm,
 )
 from ...graph.modules.ordered import Repeat, Softmax
 from ...operators.kinds import arithmetic_of
@@ -78,6 +79,7 @@ _EXACTLY: dict[type[nn.Module], Lower] = {
     **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), norms.layer_norm),
     **dict.fromkeys((nn.GroupNorm, GroupNorm, InstanceNorm), norms.group_norm),
     GlobalResponse: norms.response,
+    SpelledNorm: norms.spelled_norm,
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d), placing.unchanged),
 }
 """By the kind of a module, where one with a `forward` of its own does not count."""

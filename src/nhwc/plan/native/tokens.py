@@ -10,7 +10,14 @@ from torch import fx, nn
 
 from ...graph import bound
 from ...graph.modules.leaves import runs_hooks
-from ...graph.modules.mended import Attention, Cat, GridSample, SpelledAttention, WeightedSamples
+from ...graph.modules.mended import (
+    Attention,
+    Cat,
+    GridSample,
+    SpelledAttention,
+    SpelledNorm,
+    WeightedSamples,
+)
 from ...graph.modules.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
@@ -32,7 +39,7 @@ from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import Lowered, OperatorCall
 from .folding import fold
 from .moves import moving
-from .norms import norm_step, root_step, unit_along, unit_eps
+from .norms import norm_step, root_step, spelled_step, unit_along, unit_eps
 from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
@@ -70,6 +77,9 @@ class _TokensCall(OperatorCall):
         if normalizes_rows(module):
             whole = tuple(module.normalized_shape) == self.out.shape[-1:]
             return rowwise(record, layer, norm_step(module)) if whole else None
+        if type(module) is SpelledNorm:
+            step = spelled_step(module, self.out.shape)
+            return rowwise(record, layer, step, module.dim) if step else None
         if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
             return self._softmax_of(module.dim)
         if type(module) is GridSample:
