@@ -67,6 +67,7 @@ MOVES = {
     "turned": lambda net, y: torch.rot90(y, 1, (2, 3)) + y.rot90(2, (-2, -1)),
     "mirrored": lambda net, y: torch.flipud(y) + y.flip(-1) + y[0].fliplr(),
     "spread": lambda net, y: y[:, :1].broadcast_to(y.shape),
+    "cast to what it is": lambda net, y: (y * 2).to(y.dtype).type_as(y).float() + y,
     "raveled": lambda net, y: torch.ravel(y).view(y.shape),
     "a diagonal": lambda net, y: y.diagonal(1, 2, 3).unsqueeze(-1).expand(-1, -1, -1, 8),
     "in parts": lambda net, y: torch.cat((y.hsplit(2)[1], y.hsplit(2)[0].vsplit(1)[0]), 1),
