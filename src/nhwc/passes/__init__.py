@@ -22,6 +22,7 @@ from .fold_scale_behind_relu import fold_scale_behind_relu
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .fuse_norm_activation import fuse_norm_activation
+from .join_activation import join_activation
 from .join_attention import join_attention
 from .join_norm import join_norm
 from .join_positions import join_positions
@@ -91,6 +92,7 @@ make layers of reshapes: to the second, the groups of a channel shuffle could be
 
 PASSES: tuple[Pass, ...] = (
     *FOLDING,
+    join_activation,
     lift_products,
     merge_branches,
     move_mixing,
