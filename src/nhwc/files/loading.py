@@ -86,10 +86,10 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
     check_threads()
     path, there = path_of(path, "load('model.nhwc')"), usable_device(device)
     header, tensors = read(path)
+    ledger = Ledger.of(Environment.here(there))
     try:
         graph = restore(header, tensors)
         examples = [[examples_in(text) for text in inputs] for inputs in _planned_for(header)]
-        ledger = Ledger.of(Environment.here(there))
         planned = _affordable(graph, examples, ledger, _known_as(header))
         if type(header["exact"]) is not bool:
             raise Foreign(f"exact is {header['exact']!r}")
