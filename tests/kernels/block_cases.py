@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from nhwc.kernels.convolutions.depthwise import Window
 from nhwc.kernels.convolutions.expanded import Expansion, expanded_depthwise_step, serves
 from nhwc.kernels.convolutions.projected import Depthwise, projected_depthwise_step
-from nhwc.kernels.layers.activations import Activation
 
-from .cases import ACTIVATIONS
+from .cases import ACTIVATIONS, STEADY
 from .step_cases import CHANNELS, StepCase, finishing
 
 
@@ -20,7 +19,7 @@ def expanded_depthwise(choose):
         x.view(-1)[choose.randint(0, 9) :: 97] = choose.choice([float("nan"), float("inf")])
     padding = (choose.randint(0, k // 2), choose.randint(0, k // 2))
     window = Window((k, k), (stride, stride), padding)
-    inner = choose.choice(list(Activation))
+    inner = choose.choice(STEADY)
     weight, bias = torch.randn(c, depth, 1, 1) / depth, torch.randn(c)
     expansion = Expansion(weight, bias if choose.random() < 0.7 else None, inner, 0.1)
     filters, shift = torch.randn(c, 1, k, k), torch.randn(c)
@@ -51,7 +50,7 @@ def projected_depthwise(choose):
         x.view(-1)[choose.randint(0, 9) :: 97] = choose.choice([float("nan"), float("inf")])
     padding = (choose.randint(0, k // 2 + 1), choose.randint(0, k // 2))
     window = Window((k, k), (stride, stride), padding)
-    inner = choose.choice(list(Activation))
+    inner = choose.choice(STEADY)
     filters, shift = torch.randn(c, 1, k, k) / k, torch.randn(c)
     depthwise = Depthwise(filters, shift if choose.random() < 0.7 else None, window, inner, 0.1)
     weight, bias = torch.randn(columns, c, 1, 1), torch.randn(columns)

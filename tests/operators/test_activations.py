@@ -29,6 +29,7 @@ OTHERS = [nn.ELU(0.5), nn.CELU(2.0), nn.Softplus(2.0), nn.Softplus(1.0, 5.0), nn
 EVERY = [kind(*given) for kind in MODULES for given in SETTINGS.get(kind, [()])]
 ONEDNN_LACKS = {
     *("hardsigmoid", "hardtanh", "mish", "relu", "sigmoid", "elu", "selu", "softplus"),
+    *("quick_gelu", "erf_gelu", "tanh_gelu", "squared_relu"),
 }
 
 

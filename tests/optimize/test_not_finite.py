@@ -27,7 +27,8 @@ ACTIVATIONS = (
     *(None, Activation("relu"), Activation("hardtanh", (0.0, 6.0)), Activation("sigmoid")),
     *(Activation("hardtanh", (-1.0, 1.0)), Activation("tanh"), Activation("hardswish")),
     *(Activation("leaky_relu", (0.1,)), Activation("silu"), GELU),
-    *(Activation("gelu_tanh"), Activation("mish")),
+    *(Activation("gelu_tanh"), Activation("mish"), Activation("quick_gelu")),
+    *(Activation("erf_gelu"), Activation("tanh_gelu"), Activation("squared_relu")),
 )
 
 CONVOLUTIONS = {

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from .spelled import ErfGELU, QuickGELU, SquaredReLU, TanhGELU
+
 
 @dataclass(frozen=True)
 class NamedActivation:
@@ -120,6 +122,10 @@ _TABLE = (
         ("gelu", "tanh"),
         _approximated("tanh"),
     ),
+    _Row("erf_gelu", ErfGELU, (), ErfGELU()),
+    _Row("tanh_gelu", TanhGELU, (), TanhGELU()),
+    _Row("quick_gelu", QuickGELU, (), QuickGELU()),
+    _Row("squared_relu", SquaredReLU, (), SquaredReLU()),
     _Row("tanh", nn.Tanh, (torch.tanh, "tanh"), torch.tanh_, ("tanh", "")),
     _Row("mish", nn.Mish, (F.mish,), lambda x: F.mish(x, inplace=True)),
     _Row("elu", nn.ELU, (F.elu,), lambda x: F.elu(x, inplace=True), numbers=_usual(alpha=1)),
@@ -129,7 +135,7 @@ _TABLE = (
 )
 
 MODULES = tuple(dict.fromkeys(row.module for row in _TABLE))
-"""The modules of torch that compute an activation of the table."""
+"""The modules that compute an activation of the table."""
 
 FUNCTIONS: dict[Any, type[nn.Module]] = {
     spelling: row.module for row in _TABLE for spelling in row.spellings

@@ -18,6 +18,7 @@ from .fold_bn_into_linear import fold_bn_into_linear
 from .fold_constants import fold_constants
 from .fold_mixing import fold_mixing
 from .fold_scale import fold_scale
+from .fold_scale_before import fold_scale_before
 from .fold_scale_behind_relu import fold_scale_behind_relu
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
@@ -109,6 +110,7 @@ PASSES: tuple[Pass, ...] = (
     join_samples,
     fold_scale,
     fold_scale_behind_relu,
+    fold_scale_before,
     *MENDING,
     fuse_epilogue,
     fuse_bn_activation,

@@ -146,6 +146,15 @@ def weight_read_elsewhere(node: fx.Node) -> str | None:
     return None
 
 
+def pads_zeros(conv: Any) -> bool:
+    """Whether a convolution sees zeros beside what it is given."""
+    if conv.padding_mode != "zeros" or conv.padding == "valid":
+        return False
+    if conv.padding == "same":
+        return any(size > 1 for size in conv.kernel_size)
+    return any(side > 0 for side in conv.padding)
+
+
 def owners_of(gm: fx.GraphModule) -> dict[Tensor, list[str]]:
     """Map each tied parameter, one with several owners, to the paths of its owners."""
     owners: dict[Tensor, list[str]] = {}

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..graph import bound, module_of
+from ..graph import attribute, bound, module_of
 from ..graph.modules.layers import Fused
 from ..graph.modules.leaves import unlike_class
 from ..graph.modules.mended import Cat, ChannelNorm, SpelledNorm
@@ -42,6 +42,29 @@ def activation_of(node: fx.Node) -> nn.Module | None:
     if module is not None:
         return None if of_module(module) is None or unlike_class(module) else module
     return of_call(node)
+
+
+class WithNumber(NamedTuple):
+    """A node that computes of a value and a constant number, which the graph `held`."""
+
+    node: fx.Node
+    value: fx.Node
+    held: fx.Node
+    number: Tensor
+
+
+def with_number(gm: fx.GraphModule, node: fx.Node | None, kind: str) -> WithNumber | None:
+    """`node`, if it is a product, or a sum, of a value and a constant number."""
+    if node is None or arithmetic(node) != kind or len(node.args) != 2 or node.kwargs:
+        return None
+    first, second = node.args
+    for value, other in ((first, second), (second, first)):
+        if isinstance(value, fx.Node) and isinstance(other, fx.Node) and other.op == "get_attr":
+            number = attribute(gm, str(other.target))
+            known = isinstance(number, Tensor) and not number.is_meta
+            if known and number.numel() == 1 and number.ndim <= 1 and value is not other:
+                return WithNumber(node, value, other, number.detach())
+    return None
 
 
 TO_LAST, TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)

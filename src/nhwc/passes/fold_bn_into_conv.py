@@ -21,6 +21,7 @@ from ._folding_sites import (
     name_of,
     norm_unfit,
     owners_of,
+    pads_zeros,
     readers,
     rows_around,
     tied_note,
@@ -133,7 +134,7 @@ def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     scale, shift = scale_and_shift(batch_norm)
     if len(scale) != layer.in_channels:
         return _skip(norm, what, f"{len(scale)} features, {layer.in_channels} input channels")
-    if _pads_zeros(layer) and bool(shift.any()):
+    if pads_zeros(layer) and bool(shift.any()):
         return _skip(norm, what, "the convolution after it pads with zeros, which have no shift")
     folded = fold_before(layer, scale, shift)
     if folded is None:
@@ -146,14 +147,6 @@ def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     erase(norm, source)
     replace_module(conv, either)
     return Site(name_of(norm), what, True, note)
-
-
-def _pads_zeros(conv: Any) -> bool:
-    if conv.padding_mode != "zeros" or conv.padding == "valid":
-        return False
-    if conv.padding == "same":
-        return any(size > 1 for size in conv.kernel_size)
-    return any(side > 0 for side in conv.padding)
 
 
 def _only_reader(node: fx.Node) -> fx.Node | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..graph import add_module, attribute, erase, module_of, replace_module
+from ..graph import add_module, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._arithmetic import fold_after, promoted
@@ -27,7 +27,7 @@ from ._folding_sites import (
     name_of,
     weight_read_elsewhere,
 )
-from ._matching import activation_of, arithmetic, only_user
+from ._matching import activation_of, only_user, with_number
 from ._reporting import reported
 
 
@@ -65,32 +65,16 @@ def fold_scale_behind_relu(gm: fx.GraphModule) -> PassReport:
 
 def _behind(gm: fx.GraphModule, node: fx.Node) -> _Affine | None:
     """The product with a number behind `node` and the sum with one; either may be missing."""
-    product = _with_number(gm, only_user(node), "mul", node)
-    end = product[0] if product else node
-    total = _with_number(gm, only_user(end), "add", end)
+    product = with_number(gm, only_user(node), "mul")
+    total = with_number(gm, only_user(product.node if product else node), "add")
     found = [one for one in (product, total) if one]
     if not found:
         return None
-    like = found[0][1]
-    factor = product[1] if product else torch.ones_like(like)
-    shift = total[1] if total else torch.zeros_like(like)
-    promotes = any(number.ndim and not writes_first(node.target) for node, number in found)
-    return _Affine(tuple(one[0] for one in found), factor, shift, promotes)
-
-
-def _with_number(
-    gm: fx.GraphModule, node: fx.Node | None, kind: str, value: fx.Node
-) -> tuple[fx.Node, Tensor] | None:
-    """`node` and its number, if it is a product, or a sum, of `value` and a constant number."""
-    if node is None or arithmetic(node) != kind or len(node.args) != 2 or node.kwargs:
-        return None
-    other = node.args[1] if node.args[0] is value else node.args[0]
-    if not isinstance(other, fx.Node) or other is value or other.op != "get_attr":
-        return None
-    number = attribute(gm, str(other.target))
-    if not isinstance(number, Tensor) or number.is_meta or number.numel() != 1 or number.ndim > 1:
-        return None
-    return node, number.detach()
+    like = found[0].number
+    factor = product.number if product else torch.ones_like(like)
+    shift = total.number if total else torch.zeros_like(like)
+    promotes = any(one.number.ndim and not writes_first(one.node.target) for one in found)
+    return _Affine(tuple(one.node for one in found), factor, shift, promotes)
 
 
 def _folded(layer_node: fx.Node, relu: fx.Node, found: _Affine) -> tuple[nn.Module | None, str]:

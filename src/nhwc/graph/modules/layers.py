@@ -13,6 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ...errors import InputError
+from ...operators.spelled import SPELLED
 from ..plain import as_plain
 from .folded import FOLDED, PROMOTED, SummedConv2d
 from .frames import FromFrames, ToFrames
@@ -294,5 +295,6 @@ LAYERS: tuple[type[nn.Module], ...] = (
     SummedConv2d,
     WeightedSamples,
     *dict.fromkeys((*FOLDED, *PROMOTED)),
+    *SPELLED,
 )
 """All of them, for whoever stores a graph and builds it again."""

@@ -31,7 +31,7 @@ def runs_layer(module: nn.Module) -> bool:
     if isinstance(module, (*HOLDERS, fx.GraphModule)) or is_set_from_outside(module):
         return False
     home = definer(type(module), "forward").__module__
-    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.")):
+    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.", "nhwc.operators.")):
         return is_frozen_batch_norm(module)
     helper = definer(type(module), "_conv_forward")
     return helper is object or helper.__module__.startswith("torch.")

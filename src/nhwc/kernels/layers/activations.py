@@ -45,6 +45,8 @@ class Activation(IntEnum):
     ELU = 13
     SELU = 14
     SOFTPLUS = 15
+    QUICK_GELU = 16
+    SQUARED_RELU = 17
 
 
 LAST_CLAMP = Activation.AT_LEAST
@@ -78,10 +80,14 @@ def code_of(name: str, numbers: Sequence[float] = ()) -> tuple[Activation, float
         if tuple(numbers) == (0.0, 6.0):
             return Activation.RELU6, 0.0
         return (Activation.AT_LEAST, numbers[0]) if numbers[1] == math.inf else None
-    name = "leaky_relu" if name == "prelu" else name
+    name = _SAME.get(name, name)
     if name.upper() not in Activation.__members__:
         return None
     return Activation[name.upper()], (*numbers, 0.0)[0]
+
+
+_SAME = {"prelu": "leaky_relu", "erf_gelu": "gelu", "tanh_gelu": "gelu_tanh"}
+"""Activations that have another's code: what tells them apart is how torch computes them."""
 
 
 def clamp(activation: Activation, slope: float = 0.0) -> tuple[float, float]:
@@ -227,4 +233,6 @@ _SMOOTH: tuple[tuple[Activation, Callable[[Emitter, Value], Value]], ...] = (
     (Activation.ELU, curves.elu),
     (Activation.SELU, curves.selu),
     (Activation.SOFTPLUS, curves.softplus),
+    (Activation.QUICK_GELU, curves.quick_gelu),
+    (Activation.SQUARED_RELU, curves.squared_relu),
 )

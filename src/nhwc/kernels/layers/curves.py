@@ -29,6 +29,16 @@ def silu(e: Emitter, x: Value) -> Value:
     return x / (emit_bounded_exp(e, -x) + 1.0)
 
 
+def quick_gelu(e: Emitter, x: Value) -> Value:
+    """x * sigmoid(1.702 x)."""
+    return x / (emit_bounded_exp(e, x * even(e, -1.702)) + 1.0)
+
+
+def squared_relu(e: Emitter, x: Value) -> Value:
+    positive = e.max(even(e, 0.0), x)
+    return positive * positive
+
+
 def gelu(e: Emitter, x: Value) -> Value:
     """x / 2 * (1 + erf(x / sqrt(2)))."""
     return x * 0.5 * _raised_curve(e, x, _ERF)

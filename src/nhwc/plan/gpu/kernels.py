@@ -28,9 +28,13 @@ def _activated(x, name: tl.constexpr, first, second):
         x = x * _sigmoid(x)
     elif name == "tanh":
         x = _tanh(x)
-    elif name == "gelu":
+    elif name == "quick_gelu":
+        x = x * _sigmoid(1.702 * x)
+    elif name == "squared_relu":
+        x = tl.where(x < 0, 0.0, x * x)
+    elif name == "gelu" or name == "erf_gelu":
         x = 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
-    elif name == "gelu_tanh":
+    elif name == "gelu_tanh" or name == "tanh_gelu":
         x = 0.5 * x * (1 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     elif name == "mish":
         # tanh(log(1 + e)) without a logarithm; from 20 on it is 1.
