@@ -32,6 +32,7 @@ from nhwc.graph import capture
 from nhwc.graph.modules.layers import LAYERS, assert_sizes
 from nhwc.kernels.programs.pool import Pool
 from nhwc.machine.environment import Environment
+from nhwc.models.preserve import drawn_so_far
 from nhwc.optimized import describe, signature
 from nhwc.passes import PASSES, run_passes
 from nhwc.plan import make_plan
@@ -143,6 +144,14 @@ def test_saving_holds_no_second_model(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < fused.state_dict()["0.weight"].nbytes / 2
+
+
+@torch.no_grad()
+def test_loading_draws_nothing_from_the_users_generators(saved, monkeypatch, tmp_path):
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path))  # Nothing is known, so kernels are measured.
+    before = drawn_so_far()
+    nhwc.load(saved[1])
+    assert drawn_so_far() == before
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from ..kernels.programs.pool import Pool, from_nothing
 from ..machine.environment import Environment, beside, usable_device
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back
+from ..models.preserve import undrawn
 from ..optimized import Optimized, Served, served
 from ..passes import PASSES, exact_passes
 from ..passes.sizes import for_sizes
@@ -102,7 +103,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
                 f"({shown(error)}). Install that version here, or save the model with this one."
             ) from error
         raise damaged(path, f"it describes no model ({shown(error)})") from error
-    with beside(graph.to(there).parameters()):
+    with beside(graph.to(there).parameters()), undrawn():
         return _planned(graph, planned, header["exact"], there, ledger)
 
 
