@@ -243,6 +243,33 @@ def test_sums_that_repeat_an_operand_end_no_program():
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
 
 
+class Lacking(Net):
+    """Joins an image to what a decoder gets where its encoder has none of that size."""
+
+    def __init__(self):
+        super().__init__()
+        (self.none,) = images((2, 0, 6, 6))
+
+    def forward(self, x):
+        x = x.relu()
+        joined = torch.cat([self.none, x, torch.empty(0), x], dim=-3)
+        return (
+            torch.cat([x, self.none], 1).relu() + 1,
+            joined,
+            torch.cat([x, self.none.double()], 1),
+        )
+
+
+@torch.no_grad()
+def test_parts_without_numbers_end_no_program():
+    (x,) = images((2, 8, 6, 6))
+    graph, program, chosen = lowered(Lacking(), x)
+    assert chosen.count("torch") == 1, chosen  # One makes float64 of float32.
+    for found, wanted in zip(program(x), graph(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride()
+
+
 @torch.no_grad()
 def test_the_places_of_the_largest_numbers_are_torchs():
     (x,) = images((2, 8, 7, 6))

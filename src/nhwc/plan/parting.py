@@ -8,6 +8,9 @@ Norms by the root of the mean square that are spelled out are one call (`roots`)
 
 What is put into a part of a tensor gets the part for its shape alone, and is expanded to that.
 
+Nothing is joined of a tensor without numbers, as decoders make them where an encoder has no image
+of that size.
+
 `max` along a dimension returns places as well. Where nobody reads these, `amax` is as good, though
 it has other gradients where several numbers are the largest.
 """
@@ -22,10 +25,13 @@ from torch import fx
 from ..graph import bound, module_of
 from ..graph.modules.layers import Fused, as_elements
 from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.mended import Cat
 from ..operators.kinds import PUTTING_IN
 from .recognize import specified
 from .recording import Record
 from .roots import roots_in, write_root
+
+_CATS = (torch.cat, torch.concat, torch.concatenate)
 
 
 def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
@@ -33,8 +39,9 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
     repeating = [node for node in graph.graph.nodes if _repeats(record, node)]
     largest = [node for node in graph.graph.nodes if _is_read_for_values(node)]
     stored = [node for node in graph.graph.nodes if _is_put_in(record, node)]
+    joining = {node: some for node in graph.graph.nodes if (some := _joined(record, node))}
     roots = roots_in(graph, record)
-    if not repeating and not largest and not stored and not roots:
+    if not (repeating or largest or stored or joining or roots):
         return None
     copied = fx.Graph()
     named: dict[fx.Node, fx.Node] = {}
@@ -47,6 +54,8 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
         _without_places(copied, named[node])
     for node in stored:
         _expand(copied, named[node], record.values[node].shape)
+    for node, some in joining.items():
+        named[node].update_arg(0, [named[one] for one in some])
     for root in roots:
         write_root(copied, root._replace(node=named[root.node], source=named[root.source]))
     return fx.GraphModule(graph, copied)
@@ -112,6 +121,20 @@ def _is_put_in(record: Record, node: fx.Node) -> bool:
     if any(user.target not in PUTTING_IN or user.args[1] is not node for user in node.users):
         return False
     return (out.dtype, out.device) == (given.dtype, given.device)
+
+
+def _joined(record: Record, node: fx.Node) -> list[fx.Node]:
+    """Of what `node` joins, what has numbers, if anything else of that type has none."""
+    if node.target not in _CATS and not isinstance(module_of(node), Cat):
+        return []
+    out, parts = record.tensor(node), node.args[0] if node.args else None
+    if out is None or not isinstance(parts, (list, tuple)):
+        return []
+    if not all(isinstance(part, fx.Node) for part in parts):
+        return []
+    shapes = [one.shape for one in map(record.tensor, parts) if one and one.dtype == out.dtype]
+    some = [part for part, shape in zip(parts, shapes, strict=False) if 0 not in shape]
+    return some if len(shapes) == len(parts) > len(some) > 0 else []
 
 
 def _expand(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> None:
