@@ -1,6 +1,7 @@
 """Our kernels in a plan: every operator they claim computes what torch computes, as programs."""
 
 import operator
+import typing
 import weakref
 from dataclasses import replace
 
@@ -241,6 +242,36 @@ def test_sums_that_repeat_an_operand_end_no_program():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
     # Where nothing is repeated, the layer adds it.
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
+
+
+class Masks(typing.NamedTuple):
+    scores: torch.Tensor
+    tokens: torch.Tensor
+
+
+class Segmenting(Net):
+    """Returns what may be a view, in a container of its own class."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.words = nn.Conv2d(8, 8, 1), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y, words = self.conv(x), self.words(x.mean(-1).transpose(1, 2))
+        return Masks(torch.einsum("bqc,bchw->bqhw", words, y), words.transpose(1, 2).relu())
+
+
+@torch.no_grad()
+def test_what_a_container_holds_is_returned_once():
+    (x,) = images((2, 8, 7, 6))
+    graph = nhwc.fuse(Segmenting().eval())
+    scene = scene_of(graph, (x,))
+    choice = chosen(scene)
+    layers = names(choice)[:-1]  # The last one makes the container.
+    assert all(kernel.startswith("nhwc") for kernel in layers), layers
+    found, wanted = bind(scene, choice)(x), graph(x)
+    assert type(found) is type(wanted) is Masks
+    torch.testing.assert_close(tuple(found), tuple(wanted), rtol=1e-4, atol=1e-5)
 
 
 class Lacking(Net):

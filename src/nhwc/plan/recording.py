@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, puts_back, result_may_be_view, written_into
-from ..graph.nodes.results import is_returned
+from ..graph.nodes.results import is_made, is_returned
 from ..machine.host_memory import unread
 from ..models.preserve import own
 from ..models.trees import (
@@ -189,7 +189,8 @@ class _Recorder(fx.Interpreter):
             self._note_strange(n, value)
             if is_returned(n) and _is_unsaid(value):
                 self.result.strides[n] = value.stride()
-        if is_returned(n):
+        # What holds others is no view of them.
+        if is_returned(n) and not is_made(n):
             for tensor in tensors_of(value):
                 self._returned[storage_of(tensor)].add(n)
         if n.op == "output":
