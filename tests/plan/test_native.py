@@ -244,6 +244,27 @@ def test_sums_that_repeat_an_operand_end_no_program():
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
 
 
+class Wrapping(Net):
+    """Makes tensors of tensors, as MONAI does."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return torch.relu(torch.as_tensor(self.conv(x) * 2) + torch.as_tensor(x))
+
+
+@torch.no_grad()
+def test_a_tensor_of_a_tensor_ends_no_program():
+    (x,) = images((2, 8, 7, 6))
+    graph = nhwc.fuse(Wrapping().eval())
+    scene = scene_of(graph, (x,))
+    choice = chosen(scene)
+    assert all(kernel.startswith("nhwc") for kernel in names(choice)), names(choice)
+    torch.testing.assert_close(bind(scene, choice)(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
 class Masks(typing.NamedTuple):
     scores: torch.Tensor
     tokens: torch.Tensor

@@ -45,7 +45,7 @@ _MODULES: tuple[type[nn.Module], ...] = (
 _FUNCTIONS |= {F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle, F.unfold}
 _LIKE = {"expand_as": "expand", "view_as": "reshape", "reshape_as": "reshape"}
 """What is given a tensor for its shape alone."""
-_CASTS = {"to", "type_as", "type", "float"}
+_CASTS = {"to", "type_as", "type", "float", torch.as_tensor}
 """What kernels of float32 see of these changes nothing."""
 
 
@@ -78,7 +78,8 @@ def _movement(graph: fx.GraphModule, record: Record, layer: Layer) -> Callable[.
         # The second tensor is given for its shape alone.
         shape, method = record.values[node].shape, _LIKE[str(node.target)]
         return lambda where: getattr(where, method)(shape)
-    if node.op == "call_method" and node.target in _CASTS and node.args[0] in layer.inputs:
+    casts = node.op != "call_module" and node.target in _CASTS and node.args
+    if casts and node.args[0] in layer.inputs:
         return lambda where: where
     if len(layer.inputs) != 1:
         return None
