@@ -21,7 +21,7 @@ from ..graph.modules.folded import (
     PromotedLinear,
     SummedConv2d,
 )
-from ..graph.modules.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
+from ..graph.modules.layers import LAYERS, BatchNorm, Fused, Spread, StatisticsNorm
 from ..graph.modules.leaves import computes_as, definer, runs_hooks
 from ..graph.nodes.results import only_holds
 from ..operators.activations import NamedActivation, of_module
@@ -60,6 +60,7 @@ def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op != "call_module":
         return False
     module = graph.get_submodule(str(node.target))
+    module = module.module if isinstance(module, Spread) else module
     ours = isinstance(module, LAYERS) or normalizes_rows(module)
     return not (ours or type(module).__module__.startswith("torch.nn."))
 

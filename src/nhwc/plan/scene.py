@@ -104,8 +104,15 @@ class Scene:
         return () if isinstance(layer.spec, OperatorSpec) else constants_of(self.graph, layer)
 
 
+_CLOSED = "no graph could be made of any part of it"
+
+
 def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = False) -> Scene:
     """The scene of `graph` on the shapes of `inputs`; raises Unplannable with the reason."""
+    called = [one for one in graph.graph.nodes if one.op.startswith("call_") and one.users]
+    if called and all(is_opaque(graph, one) for one in called):
+        # What such a graph gives to its parts is no reason that anybody could mend.
+        raise Unplannable(_CLOSED)
     try:
         graph, inputs = flattened(graph, inputs)
     except NotFlat as error:
@@ -138,7 +145,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
     note_tokens(graph, found)
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):
-        raise Unplannable("no graph could be made of any part of it")
+        raise Unplannable(_CLOSED)
     return _scene(graph, found, layers, exact)
 
 
