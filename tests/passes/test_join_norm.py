@@ -101,6 +101,19 @@ def inverse_of_a_root(m, x):
     return centred / (centred.pow(2).mean(1, keepdim=True) + 1e-6).rsqrt()
 
 
+def of_a_named_mean(m, x):
+    return (x - torch.mean(input=x, dim=1, keepdim=True)) / (x.var(1, False, True) + 1e-6).sqrt()
+
+
+def under_a_named_root(m, x):
+    return (x - x.mean(1, keepdim=True)) / torch.sqrt(input=x.var(1, False, True) + 1e-6)
+
+
+def of_named_squares(m, x):
+    centred = x - x.mean(1, keepdim=True)
+    return centred / (torch.mean(input=centred.pow(2), dim=1, keepdim=True) + 1e-6).sqrt()
+
+
 @pytest.mark.parametrize("code", SPELLED)
 @torch.no_grad()
 def test_a_norm_is_joined(code):
@@ -130,6 +143,7 @@ def test_autocast_computes_in_the_types_it_did(code):
     [
         *(over_other_dimensions, of_a_sample, without_centre, of_another),
         *(written, inverse_of_a_root),
+        *(of_a_named_mean, under_a_named_root, of_named_squares),
     ],
 )
 @torch.no_grad()

@@ -168,13 +168,13 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 
 def averaged(node: fx.Node | None) -> int | None:
-    """The one dimension whose mean `node` takes; None if it does anything else."""
+    """The one dimension whose mean `node` takes of its first argument; None if it does else."""
     if node is None or node.target not in (torch.mean, "mean"):
         return None
     given = bound(node, ("input", "dim", "keepdim"))
     dim = given.get("dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    kept = given.get("keepdim") is True and len(given) == 3
+    kept = given.get("keepdim") is True and len(given) == 3 and bool(node.args)
     return dim if kept and isinstance(dim, int) else None
 
 

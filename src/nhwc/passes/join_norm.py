@@ -61,12 +61,14 @@ def _normed(node: fx.Node) -> _Normed | None:
         centre = _centred(centred)
         if centre is None or not isinstance(root, fx.Node) or root.target not in roots:
             continue
+        if len(root.args) != 1 or root.kwargs:
+            continue
         total = root.args[0]
         x, dim = centre
         for variance in total.all_input_nodes if isinstance(total, fx.Node) else ():
             how = _variance_of(variance, x, dim)
             more = sum_with_number(variance) if how else None
-            if how and more and more[0] is total and len(root.args) == 1 and not root.kwargs:
+            if how and more and more[0] is total:
                 return _Normed(x, dim, more[1], how, arithmetic(node) == "mul")
     return None
 
