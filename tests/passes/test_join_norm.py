@@ -182,3 +182,12 @@ def test_it_is_one_layer_of_ours(code, tmp_path):
     for given in (x, x * 3 + 40, torch.randn(1, 3, 7, 12)):
         for one in (fast, nhwc.load(tmp_path / "net.nhwc")):
             torch.testing.assert_close(one(given), net(given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not kernels.available(), reason=kernels.unavailable() or "it is")
+@pytest.mark.parametrize("code", [nafnet, restormer])
+@torch.no_grad()
+def test_weights_may_make_channels_of_one(code):
+    net = random_(nn.Sequential(nn.Conv2d(3, 1, 3), Norm(code))).eval()
+    x = torch.randn(2, 3, 9, 8)
+    torch.testing.assert_close(force(net, x)(x), net(x), rtol=1e-4, atol=1e-4)

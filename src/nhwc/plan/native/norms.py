@@ -44,12 +44,15 @@ def channel_norm(call: OperatorCall) -> Implementation | None:
 
 def spelled_norm(call: OperatorCall) -> Implementation | None:
     """Layer norm over the channels of each pixel, as a model spelled it."""
-    step = spelled_step(call.module, call.out.shape)
+    step = spelled_step(call)
     return call.on_pixels(step) if step and call.is_channels(call.module.dim) else None
 
 
-def spelled_step(module: Any, shape: tuple[int, ...]) -> Make | None:
-    """The step of a spelled norm; none if its weights lie along another dimension."""
+def spelled_step(call: OperatorCall) -> Make | None:
+    """The step of a spelled norm; none if its weights lie along another dimension, or widen it."""
+    module, shape = call.module, call.out.shape
+    if call.seen(0).shape != shape:
+        return None
     dim = module.dim % len(shape)
     sides = (shape[dim], *(1,) * (len(shape) - 1 - dim))
     norm = [one for one in (module.weight, module.bias) if one is not None]

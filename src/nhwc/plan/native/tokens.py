@@ -78,7 +78,7 @@ class _TokensCall(OperatorCall):
             whole = tuple(module.normalized_shape) == self.out.shape[-1:]
             return rowwise(record, layer, norm_step(module)) if whole else None
         if type(module) is SpelledNorm:
-            step = spelled_step(module, self.out.shape)
+            step = spelled_step(self)
             return rowwise(record, layer, step, module.dim) if step else None
         if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
             return self._softmax_of(module.dim)
