@@ -47,6 +47,11 @@ def _cast_beside_what_is_not(m, y):
     return F.conv2d((y - twice).float(), twice.float()[:, None], groups=4)
 
 
+def _of_a_table_unpacked(m, y):
+    _, mean, *_, other = m.filters
+    return y - mean[..., :1, :1] * other.sum()
+
+
 KEPT = {
     "cast by the code": lambda m, y: y.float() * (m.weight.float() * 2),
     "of whole numbers": lambda m, y: y + torch.sin(m.places / 10),
@@ -65,6 +70,9 @@ CAST = {
     "in the type of weights": lambda m, y: y + m.places.to(m.weight.dtype),
     "in the type of zeros": _like_the_places,
     "of a view of a buffer": lambda m, y: y - m.scale.view(1, 4, 1, 1),
+    "of a part of a buffer": lambda m, y: y * m.filters.chunk(2, -1)[0].amax((2, 3))[..., None],
+    "of a table unpacked": _of_a_table_unpacked,
+    "of the greatest": lambda m, y: y * m.filters.max(3)[0][..., :1],
     "of buffers": lambda m, y: y * (m.scale * 2 / m.filters.sum((1, 2, 3)))[:, None, None],
     "of a layer with a buffer": lambda m, y: F.conv2d(y, m.filters.flip(2, 3), groups=4),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,22 +36,30 @@ class Following(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function is Tensor.__iter__ and args[0].ndim:
+            # What is behind an iterator would be seen by nobody.
+            return iter(self.__torch_function__(Tensor.unbind, types, args))
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if type(result) is not Tensor or not result.is_floating_point():
+        several = isinstance(result, tuple | list)
+        parts = enumerate(result if several else [result])
+        made = {place: one for place, one in parts if _is_of_floats(one)}
+        if not made:
             return result
         given = [one for one in tree_leaves((args, kwargs)) if type(one) is Tensor]
         if not any(one in self._cast or one in self._calls for one in given):
             return result
-        call = lambda: self._called(function, args, kwargs, result.dtype)
-        if self._of_cast(result) is None:
-            self._calls[result] = call
-        elif call() is None:
-            # `x.float()` is x itself here, and would not be if that was cast.
-            same = result.view_as(result)
-            if result in self._same:
-                self._same[same] = self._same[result]
-            return same
+        for place, one in made.items():
+            of = place if several else None
+            call = functools.partial(self._called, function, args, kwargs, of, one.dtype)
+            if self._of_cast(one) is None:
+                self._calls[one] = call
+            elif not several and call() is None:
+                # `x.float()` is x itself here, and would not be if that was cast.
+                same: Tensor = one.view_as(one)
+                if one in self._same:
+                    self._same[same] = self._same[one]
+                return same
         return result
 
     def _of_cast(self, tensor: Tensor) -> Tensor | None:
@@ -61,12 +70,16 @@ class Following(TorchFunctionMode):
                 self._cast[tensor] = found
         return self._cast.get(tensor)
 
-    def _called(self, function: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Tensor | None:
-        """What a function would return of buffers that were cast; None if in the same type."""
+    def _called(
+        self, function: Any, args: Any, kwargs: Any, of: int | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """What a function would return of buffers that were cast, or one of several; None if in
+        the same type."""
         with torch._C.DisableTorchFunction():
             args, kwargs = tree_map_only(Tensor, self._without_numbers, (args, kwargs))
             try:
-                found: Tensor = function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                found: Tensor = result if of is None else result[of]
             except Exception:
                 # It asks for numbers, or takes no other type.
                 return None
@@ -75,6 +88,10 @@ class Following(TorchFunctionMode):
     def _without_numbers(self, tensor: Tensor) -> Tensor:
         found = self._of_cast(tensor)
         return tensor.to("meta") if found is None else found
+
+
+def _is_of_floats(value: Any) -> bool:
+    return type(value) is Tensor and value.is_floating_point()
 
 
 def _cast(tensor: Tensor) -> Tensor:
