@@ -154,13 +154,14 @@ and a pass keeps it.
 *failed* is any other error. Of random networks, models and shapes, values are held against float64
 and strides are free:
 an answer may be sixteen times as far off as eager's. One that is farther off is held against the
-model itself, in float64, with the numbers of its inputs and weights moved by at most one rounding
-of float32: sixteen times the error that this makes is allowed, too, and such answers are named
-below with their errors. `plan` is `optimize` with kernels that a lot chose among all that are
-offered, and the plan returned whether it won or not. Behind `compile` the answer is held against
-Dynamo's own with its `eager` backend, and only models with weights are asked, since the backend
-leaves all else to Dynamo; behind `script` and `trace` only models are asked that torch
-itself can script and trace, and for gradients, whose strides are free, only cases that have some.
+model itself, in float64, with the numbers of its inputs and weights, and of what its layers answer,
+moved by at most one rounding of float32: sixteen times the error that this makes is allowed, too,
+and such answers are named below with their errors. `plan` is `optimize` with kernels that a lot
+chose among all that are offered, and the plan returned whether it won or not. Behind `compile` the
+answer is held against Dynamo's own with its `eager` backend, and only models with weights are
+asked, since the backend leaves all else to Dynamo; behind `script` and `trace` only models are
+asked that torch itself can script and trace, and for gradients, whose strides are free, only cases
+that have some.
 
 A row stays as it came out until its group is asked again (`--again`), also where what it found has
 been mended since.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from benchmarks.conformance import __main__ as conformance
 from benchmarks.conformance import (
     judging,
@@ -256,6 +257,25 @@ def test_an_error_that_the_model_makes_of_any_rounding_is_told_and_right():
     row.add(right)
     assert row.told == [right]
     assert "Right, though farther off than eager" in page([Ledger("networks", "avx2", {"g": row})])
+
+
+class Tied(nn.Module):
+    """Marks the largest pixel of a plain image: any is, as its layer rounds."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+    def forward(self, x):
+        return F.one_hot(self.conv(x * 0).flatten().argmax(), 36).to(x.dtype)
+
+
+def test_which_of_equal_numbers_is_taken_is_up_to_rounding():
+    case = Case("", Tied().eval(), (torch.randn(1, 1, 8, 8),), strides=False, wide=True)
+    other = lambda x: F.one_hot(torch.tensor(7), 36).to(x.dtype)
+    verbs = {"a": Verb(lambda case: other), "b": Verb(lambda case: lambda x: other(x) * 99)}
+    right, wrong = judge(case, verbs)
+    assert (right.verdict, wrong.verdict) == ("right", "wrong")
 
 
 def test_a_process_that_dies_is_an_outcome():
