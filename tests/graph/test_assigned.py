@@ -173,7 +173,25 @@ def assigned_and_then_written(y, x):
 
 
 ASSIGNED += [assigned_and_then_written]
-SEEN = [slice_seen_later, input_written, stored_and_changed, view_written, axis_added, picked]
+
+
+def spectrum_seen_later(y, x):
+    """The conjugate shares its memory."""
+    found = torch.fft.rfft2(y)
+    other = found.conj()
+    found[:, 1] = 3
+    return other
+
+
+SEEN = [
+    spectrum_seen_later,
+    slice_seen_later,
+    input_written,
+    stored_and_changed,
+    view_written,
+    axis_added,
+    picked,
+]
 SEEN += [
     put_elsewhere,
     put_into_itself,

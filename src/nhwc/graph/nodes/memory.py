@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..code.questions import may_write
@@ -119,7 +120,13 @@ def seen_later(
 
 
 def destination(write: fx.Node) -> Any:
-    """What `write` writes into; `x[:] = y` is said as y in the shape of x."""
+    """What `write` writes into; `x[:] = y` is said as y in the shape of x.
+
+    Parts of complex numbers are put into the real numbers that they are made of.
+    """
+    if write.target is torch.view_as_complex:
+        real = write.args[0].args[0]  # type: ignore[union-attr]
+        return real.args[0].args[0]  # type: ignore[union-attr]
     return write.args[1] if write.target is as_elements else write.args[0]
 
 
