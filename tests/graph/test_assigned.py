@@ -370,9 +370,19 @@ def low_frequencies(y, x):
     return torch.fft.irfft2(kept + found, s=(h, w))
 
 
+def shifted_frequencies(y, x):
+    found = torch.fft.fftshift(torch.fft.rfft2(y), (-2,))
+    kept = found.new_zeros(found.shape)
+    kept[:, :, 2:-2] = torch.einsum("nchw,oc->nohw", found[:, :, 2:-2], torch.ones(4, 4) * 1j)
+    turned = torch.complex(y, -y) * 2
+    turned[:, 0] = turned[:, 1] * 2j
+    return torch.fft.irfft2(kept) + turned.real
+
+
+@pytest.mark.parametrize("code", [low_frequencies, shifted_frequencies])
 @pytest.mark.parametrize("sized", [False, True])
-def test_gradients_flow_through_complex_parts(sized):
-    net, x = Net(low_frequencies).eval(), image()
+def test_gradients_flow_through_complex_parts(sized, code):
+    net, x = Net(code).eval(), image()
     graph = capture(net).module
     if sized:
         graph, opaque = capture_sized(graph, (x,))

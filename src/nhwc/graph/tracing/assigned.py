@@ -20,9 +20,23 @@ _Place = tuple[int, Any]
 """A dimension, counted from the front or from the back, and the index or slice for it."""
 
 
-_COMPLEX = {torch.view_as_complex, torch.fft.fft, torch.fft.fft2, torch.fft.fftn}
-_COMPLEX |= {torch.fft.rfft, torch.fft.rfft2, torch.fft.rfftn}
-_OF_ITS_KIND = {operator.getitem, "select", "clone", "contiguous", torch.clone, torch.zeros_like}
+_COMPLEX = {
+    *("complex", "polar", "view_as_complex", "cfloat", "cdouble"),
+    *("fft_fft", "fft_fft2", "fft_fftn", "fft_ifft", "fft_ifft2", "fft_ifftn"),
+    *("fft_rfft", "fft_rfft2", "fft_rfftn"),
+}
+"""What makes complex numbers."""
+_OF_ITS_KIND = {
+    *("getitem", "select", "narrow", "clone", "contiguous", "detach", "conj", "resolve_conj"),
+    *("zeros_like", "ones_like", "empty_like", "full_like"),
+    *("new_zeros", "new_ones", "new_empty", "new_full", "zero_", "fill_"),
+    *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim"),
+    *("squeeze", "unsqueeze", "expand", "repeat", "roll", "flip", "fft_fftshift", "fft_ifftshift"),
+    *("add", "sub", "mul", "div", "neg", "pow", "square", "exp", "where", "einsum", "matmul"),
+    *("truediv", "iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_", "neg_"),
+    *("stack", "cat", "pad", "slice_scatter", "select_scatter", "index_put", "sum", "mean"),
+}
+"""What makes complex numbers of such, and of whatever is beside them."""
 
 
 def assigned(x: fx.Proxy, key: Any, value: Any, *, is_complex: bool = False) -> fx.Node:
@@ -83,16 +97,21 @@ def _put_parts(function: Any, x: Any, part: Any, dim: int, *where: Any) -> fx.Pr
     return _call(torch.view_as_complex, _call(function, *real, dim - (dim < 0), *where))
 
 
-def _is_complex(node: Any) -> bool:
+def _is_complex(node: fx.Node) -> bool:
     """Whether this is surely complex: made so, or a spectrum, or of one."""
-    if not isinstance(node, fx.Node):
-        return False
-    made = node.kwargs.get("dtype")
-    if isinstance(made, torch.dtype):
-        return made.is_complex
-    if node.target in _COMPLEX:
-        return True
-    return node.target in _OF_ITS_KIND and _is_complex(node.args[0])
+    todo, seen = [node], set()
+    while todo:
+        one = todo.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        name = str(getattr(one.target, "__name__", one.target))
+        types = [a for a in (*one.args, *one.kwargs.values()) if isinstance(a, torch.dtype)]
+        if any(kind.is_complex for kind in types) or name in _COMPLEX:
+            return True
+        if name in _OF_ITS_KIND and not types:
+            todo += one.all_input_nodes
+    return False
 
 
 def _call(function: Any, *args: Any) -> fx.Proxy:
