@@ -141,7 +141,6 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         raise Unplannable(f"{reason}, which a plan decides")
     note_numbers(found)
     note_places(found)
-    note_places(found)
     note_tokens(graph, found)
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):
