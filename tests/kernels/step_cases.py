@@ -5,6 +5,7 @@ Each maker takes a `random.Random`, which hypothesis can supply, and so shrink.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -493,21 +494,18 @@ def unit_channels(choose):
 
 
 def numbered(choose):
-    """A number for each pixel or for all, or a divisor of each number."""
+    """A number for each pixel or for all, or for each number."""
     x = image(choose)
     n, _, h, w = x.shape
-    kind = choose.choice(["product", "quotient", "sum", "difference", "each"])
-    shape = x.shape if kind == "each" else choose.choice([(n, 1, h, w), (1, 1, 1, 1)])
-    other = (torch.rand(shape) + 0.5).to(memory_format=torch.channels_last)
     changes = {"product": torch.mul, "sum": torch.add, "difference": torch.sub}
-    change = changes.get(kind, torch.div)
-
-    def make(x, other, y):
-        if kind == "each":
-            return elementwise.divide_step(x, other, y)
-        return elementwise.pixel_step(x, other, y, kind=kind)
-
-    return StepCase([x, other], make, change(x.double(), other.double()))
+    changes |= {"larger": torch.maximum, "smaller": torch.minimum, "quotient": torch.div}
+    kind = choose.choice([*changes])
+    each = kind in ("larger", "smaller") or (kind == "quotient" and choose.random() < 0.5)
+    shape = x.shape if each else choose.choice([(n, 1, h, w), (1, 1, 1, 1)])
+    other = (torch.rand(shape) + 0.5).to(memory_format=torch.channels_last)
+    step = elementwise.each_step if each else elementwise.pixel_step
+    expected = changes[kind](x.double(), other.double())
+    return StepCase([x, other], partial(step, kind=kind), expected)
 
 
 def spread(choose):

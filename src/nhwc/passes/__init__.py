@@ -52,6 +52,7 @@ from .merge_branches import merge_branches
 from .move_mixing import move_mixing
 from .narrow_tokens import narrow_tokens
 from .number_masks import number_masks
+from .plain_names import plain_names
 from .split_attention import split_attention
 
 Pass = Callable[[fx.GraphModule], PassReport]
@@ -93,6 +94,7 @@ make layers of reshapes: to the second, the groups of a channel shuffle could be
 
 PASSES: tuple[Pass, ...] = (
     *FOLDING,
+    plain_names,
     join_activation,
     lift_products,
     merge_branches,

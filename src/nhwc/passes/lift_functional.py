@@ -48,6 +48,7 @@ _TENSORS = ("weight", "bias", "running_mean", "running_var")
 _ATEN = torch.ops.aten
 
 _LINEAR = ("input", "weight", "bias")
+_PRELU = ("input", "weight")
 _LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
 _GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
@@ -69,6 +70,9 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.instance_norm: (_INSTANCE_NORM, PlainInstanceNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
+    torch.layer_norm: (_LAYER_NORM, nn.LayerNorm),
+    torch.group_norm: (_GROUP_NORM, nn.GroupNorm),
+    torch.prelu: (_PRELU, nn.PReLU),
     torch.instance_norm: (_RAW_INSTANCE_NORM, PlainInstanceNorm),
     # Exported programs consist of these.
     _ATEN.conv1d.default: (_CONV, nn.Conv1d),
@@ -118,6 +122,8 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
             if not constant or not isinstance(attribute(gm, str(value.target)), Tensor):
                 return f"its {name} is computed while the model runs"
     weight: Any = arguments.get("weight")
+    if kind is nn.PReLU and attribute(gm, str(weight.target)).ndim != 1:
+        return "its weight is no list of numbers"
     if kind is nn.Linear and attribute(gm, str(weight.target)).ndim != 2:
         return "its weight is no matrix"
     if kind is nn.GroupNorm and all(arguments.get(name) is None for name in ("weight", "bias")):
@@ -182,6 +188,9 @@ def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, 
     elif kind is nn.LayerNorm:
         options |= {"elementwise_affine": weight is not None, "bias": "bias" in tensors}
         module = build(**options, device="meta")
+    elif kind is nn.PReLU:
+        assert weight is not None
+        module = build(weight.numel(), device="meta")
     elif kind is nn.RMSNorm:
         module = build(**options, elementwise_affine=weight is not None, device="meta")
     else:

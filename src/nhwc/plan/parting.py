@@ -27,6 +27,7 @@ from ..graph.modules.layers import Fused, as_elements
 from ..graph.modules.leaves import opaque_by_nature
 from ..graph.modules.mended import Cat
 from ..operators.kinds import PUTTING_IN
+from .composed import composed, write_composed
 from .recognize import specified
 from .recording import Record
 from .roots import roots_in, write_root
@@ -41,7 +42,8 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
     stored = [node for node in graph.graph.nodes if _is_put_in(record, node)]
     joining = {node: some for node in graph.graph.nodes if (some := _joined(record, node))}
     roots = roots_in(graph, record)
-    if not (repeating or largest or stored or joining or roots):
+    several = {node: write for node in graph.graph.nodes if (write := composed(record, node))}
+    if not (repeating or largest or stored or joining or roots or several):
         return None
     copied = fx.Graph()
     named: dict[fx.Node, fx.Node] = {}
@@ -58,6 +60,8 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
         named[node].update_arg(0, [named[one] for one in some])
     for root in roots:
         write_root(copied, root._replace(node=named[root.node], source=named[root.source]))
+    for node, write in several.items():
+        write_composed(copied, named[node], write, record.values[node.all_input_nodes[0]])
     return fx.GraphModule(graph, copied)
 
 

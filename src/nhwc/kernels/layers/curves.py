@@ -1,4 +1,4 @@
-"""Curved functions of vectors: exp, sigmoid, tanh, GELU and their kin, by polynomials."""
+"""Functions of vectors: the larger of two; exp, sigmoid, tanh, GELU and kin, by polynomials."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from llvmlite import ir
 
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
+
+
+def larger(e: Emitter, a: Value, b: Value) -> Value:
+    """The larger number; NaN where either is."""
+    return e.select(a != a, a, e.max(a, b))
+
+
+def smaller(e: Emitter, a: Value, b: Value) -> Value:
+    """The smaller number; NaN where either is."""
+    return e.select(a != a, a, e.min(a, b))
 
 
 def hardsigmoid(e: Emitter, x: Value) -> Value:

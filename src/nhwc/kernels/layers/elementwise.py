@@ -16,6 +16,7 @@ from ..language.vectors import Emitter
 from ..product.weights import pad_channels
 from ..tape.steps import Argument, Step, View, covers, pixelwise, sharing, step
 from .activations import Activation
+from .curves import larger, smaller
 from .ending import ENDING, add_and_put, ending, finish, put
 
 
@@ -132,11 +133,11 @@ def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
     return step(SPREAD[kind], **pixelwise(x, y), **others, **ending(y, Activation.NONE))
 
 
-def divide_step(x: View, divisor: View, y: View) -> Step:
-    """x / divisor, number by number."""
-    covers(divisor, x)
-    numbers: dict[str, Argument] = {"factor": divisor, "factor_pixel": divisor.pixel}
-    return step(QUOTIENT, **pixelwise(x, y), **numbers, **ending(y, Activation.NONE))
+def each_step(x: View, other: View, y: View, *, kind: str) -> Step:
+    """The `quotient` of x and other, number by number, or the `larger` or `smaller` number."""
+    covers(other, x)
+    numbers: dict[str, Argument] = {"factor": other, "factor_pixel": other.pixel}
+    return step(OF_EACH[kind], **pixelwise(x, y), **numbers, **ending(y, Activation.NONE))
 
 
 Change = Callable[[Value, Place], Value]
@@ -198,11 +199,13 @@ def _spread(
     return change
 
 
-def _quotient(e: Emitter, a: Args, pixel: Value) -> Change:
-    divisors = a.factor.floats() + pixel * a.factor_pixel
+def _of_each(
+    e: Emitter, a: Args, pixel: Value, *, combine: Callable[[Emitter, Value, Value], Value]
+) -> Change:
+    others = a.factor.floats() + pixel * a.factor_pixel
 
     def change(value: Value, place: Place) -> Value:
-        return value / e.load(divisors + place.channel, place.mask)
+        return combine(e, value, e.load(others + place.channel, place.mask))
 
     return change
 
@@ -226,7 +229,14 @@ def _kernel(name: str, fields: tuple[str, ...], of: ChangeOf) -> Kernel:
 SUM = _kernel("sum", (), _none)
 PRODUCT = _kernel("product", ("factor", "factor_pixel", "shared_by", "shift"), _product)
 PRELU = _kernel("prelu", ("factor",), _prelu)
-QUOTIENT = _kernel("quotient", ("factor", "factor_pixel"), _quotient)
+OF_EACH = {
+    kind: _kernel(kind, ("factor", "factor_pixel"), partial(_of_each, combine=combine))
+    for kind, combine in {
+        "quotient": lambda e, one, other: one / other,
+        "larger": larger,
+        "smaller": smaller,
+    }.items()
+}
 _COMBINED = {
     "product": operator.mul,
     "quotient": operator.truediv,

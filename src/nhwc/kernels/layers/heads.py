@@ -18,8 +18,8 @@ from ..product.microkernel import FINAL, Cut, TileCall, even
 from ..tape.steps import bits
 from .activations import Activation, clamp
 from .copies import transposed
-from .curves import emit_bounded_exp
-from .normalize import across, largest
+from .curves import emit_bounded_exp, larger
+from .normalize import across
 
 APART = ("pixel", "head", "n")
 """What is so far apart in a mask: its rows, its heads, its images."""
@@ -252,12 +252,12 @@ def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
 
         def find_top(key: Value, mask: Value | None) -> None:
             value = e.load(line + key, mask)
-            top.value = largest(
+            top.value = larger(
                 e, top.value, value if mask is None else e.select(mask, value, lowest)
             )
 
         each_vector(e, 0, seen, find_top)
-        highest = across(e, top.value, lambda p, q: largest(e, p, q))
+        highest = across(e, top.value, lambda p, q: larger(e, p, q))
         # Where all scores are minus infinity, all exponentials are zero if zero is subtracted.
         lost = e.lanes(e.select(a.safe != 0, e.i64(e.width), e.i64(0))) & (highest == lowest)
         highest = e.select(lost, e.vector(0.0), highest)

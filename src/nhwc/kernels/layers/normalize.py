@@ -16,7 +16,7 @@ from ..product.moments import emit_moments
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, covers, pixelwise, step
 from .activations import Activation
-from .curves import emit_bounded_exp
+from .curves import emit_bounded_exp, larger
 from .ending import ENDING, ending, finish
 
 
@@ -69,11 +69,6 @@ def layer_norm_step(
     )
 
 
-def largest(e: Emitter, a: Value, b: Value) -> Value:
-    """The larger; NaN where either is."""
-    return e.select(a != a, a, e.max(a, b))
-
-
 def _emit_rows(
     e: Emitter,
     a: Args,
@@ -109,10 +104,10 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             value = e.load(source + c, mask)
             if mask is not None:
                 value = e.select(mask, value, e.vector(float("-inf")))
-            top.value = largest(e, top.value, value)
+            top.value = larger(e, top.value, value)
 
         each_vector(e, 0, a.c, find_top)
-        highest = across(e, top.value, lambda p, q: largest(e, p, q))
+        highest = across(e, top.value, lambda p, q: larger(e, p, q))
 
         def raise_e(c: Value, mask: Value | None) -> None:
             value = emit_bounded_exp(e, e.load(source + c, mask) - highest)
@@ -147,7 +142,7 @@ _OF_ROWS = ("x", "x_pixel", "pixels", "c", "divisor", *ENDING)
 TOTAL = Kernel(
     "total", _OF_ROWS, partial(_emit_rows, start=0.0, combine=lambda e, one, other: one + other)
 )
-LARGEST = Kernel("largest", _OF_ROWS, partial(_emit_rows, start=float("-inf"), combine=largest))
+LARGEST = Kernel("largest", _OF_ROWS, partial(_emit_rows, start=float("-inf"), combine=larger))
 SOFTMAX = Kernel("softmax", ("x", "x_pixel", "pixels", "c", *ENDING), _emit_softmax)
 LAYER_NORM = Kernel(
     "layer_norm",

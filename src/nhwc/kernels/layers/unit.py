@@ -11,8 +11,9 @@ from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..tape.steps import Step, View, pixelwise, step
+from .curves import larger
 from .elementwise import multiply_step
-from .normalize import across, largest
+from .normalize import across
 from .response import squares_step
 
 
@@ -34,7 +35,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
         each_vector(e, 0, a.c, add)
         length = e.sqrt(across(e, squares.value, lambda p, q: p + q))
-        divisor = largest(e, length, least)
+        divisor = larger(e, length, least)
 
         def divide(c: Value, mask: Value | None) -> None:
             e.store(e.load(source + c, mask) / divisor, target + c, mask)
@@ -70,7 +71,7 @@ def _emit_shares(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             squares = e.variable(0.0)
             with e.range(0, a.pieces) as piece:
                 squares.value = squares.value + e.load(start + (piece * a.x_pixel + c), mask)
-            e.store(1.0 / largest(e, e.sqrt(squares.value), least), target + c, mask)
+            e.store(1.0 / larger(e, e.sqrt(squares.value), least), target + c, mask)
 
         each_vector(e, e.i64(0), a.c, share)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import fx, nn
@@ -19,7 +20,7 @@ from ...graph.modules.mended import (
     WeightedSamples,
 )
 from ...graph.modules.ordered import Reduced, Softmax
-from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
+from ...kernels.layers.elementwise import add_step, each_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
 from ...kernels.programs.moved import rows_of
 from ...operators.kinds import arithmetic_of
@@ -132,8 +133,11 @@ class _TokensCall(OperatorCall):
             return self._each_number(with_number(self, power=-1))
         shapes = [self.seen(0).shape, self.seen(1).shape]
         if shapes == [self.out.shape] * 2:
-            return self._each_number(divide_step)
-        return self._with_number_of_row("quotient") or self._each_number(divide_step)
+            return self._of_each("quotient")
+        return self._with_number_of_row("quotient") or self._of_each("quotient")
+
+    def _of_each(self, kind: str) -> Implementation | None:
+        return self._each_number(partial(each_step, kind=kind)) if self.two() else None
 
     def _product_added(self) -> Implementation | None:
         """`torch.addcmul` of three tensors: the second times the third, and the first."""
@@ -200,6 +204,8 @@ _BY_NAME: dict[str, Callable[[_TokensCall], Implementation | None]] = {
     "sub": _TokensCall._difference,
     **dict.fromkeys(("neg", "negative"), lambda call: call._each_number(negated_step)),
     "div": _TokensCall._quotient,
+    "maximum": lambda call: call._of_each("larger"),
+    "minimum": lambda call: call._of_each("smaller"),
     "addcmul": _TokensCall._product_added,
     **dict.fromkeys(("pow", "square"), lambda call: call._each_number(squaring(call))),
     **dict.fromkeys(("matmul", "bmm"), lambda call: matrix_product(call.record, call.layer)),

@@ -1,0 +1,183 @@
+"""Calls that are several simpler ones, for which there are kernels.
+
+F.glu(x, dim)                  a * sigmoid(b), of the halves of x
+x.norm(dim=1)                  sqrt(sum(x * x))
+x.var(1), x.std(1)             mean((x - mean(x)) ** 2), corrected, and its root
+torch.add(x, y, alpha=2)       x + 2 * y
+F.adaptive_max_pool2d(x, 1)    amax(x, (2, 3))
+
+The root of a variance stays: torch takes it before it rounds to float32, where a square overflows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..graph import filled, module_of
+from ..graph.modules.leaves import computes_as
+from ..operators.kinds import arithmetic_of
+from .recording import Record, Seen
+
+Write = Callable[..., Any]
+"""Computes the same of proxies, and of what the first tensor was seen to be; None if it cannot."""
+
+
+def composed(record: Record, node: fx.Node) -> Write | None:
+    """How `node` is said in simpler calls, if it is such a one, of numbers of float32 alone."""
+    if not node.args or not _ASKED.get(_name(node), lambda node: True)(node):
+        return None
+    values = [record.tensor(one) for one in (node, *node.all_input_nodes)]
+    if any(one is None or one.dtype is not torch.float32 for one in values):
+        return None
+    return _of_module(node) if node.op == "call_module" else _BY_NAME.get(_name(node))
+
+
+def _of_module(node: fx.Node) -> Write | None:
+    module: Any = module_of(node)
+    if computes_as(module, nn.GLU):
+        return lambda seen, x: _glu(seen, x, module.dim)
+    if any(computes_as(module, kind) for kind in _POOLS) and not module.return_indices:
+        return lambda seen, x: _adaptive_max(seen, x, module.output_size)
+    return None
+
+
+def write_composed(graph: fx.Graph, node: fx.Node, write: Write, seen: Seen) -> None:
+    """Put simpler calls in the place of `node`, unless it is called in a way that `write` lacks."""
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    given = {key: value for key, value in node.kwargs.items() if value is not None}
+    args: Any
+    args, kwargs = filled((node.args, given), lambda one: fx.Proxy(one, tracer))
+    with graph.inserting_before(node):
+        try:
+            made = write(seen, *args, **kwargs)
+        except TypeError:
+            return
+    if made is not None:
+        node.replace_all_uses_with(made.node)
+        graph.erase_node(node)
+
+
+def _name(node: fx.Node) -> str:
+    name = str(getattr(node.target, "__name__", node.target))
+    return arithmetic_of(name) or name
+
+
+def _glu(seen: Seen, x: Any, dim: int = -1) -> Any:
+    halves = x.chunk(2, dim)
+    return halves[0] * torch.sigmoid(halves[1])
+
+
+def _adaptive_max(seen: Seen, x: Any, output_size: Any, return_indices: bool = False) -> Any:
+    sides = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
+    if any(side != 1 for side in sides) or return_indices or len(seen.shape) < 3:
+        return None
+    return torch.amax(x, tuple(range(2, len(seen.shape))), True)
+
+
+def _norm(
+    seen: Seen, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, **more: Any
+) -> Any:
+    plain = p in (2, None, "fro") and not more and _is_dims(dim)
+    return torch.sqrt(torch.sum(x * x, dim, keepdim)) if plain else None
+
+
+def _vector_norm(
+    seen: Seen, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **more: Any
+) -> Any:
+    return _norm(seen, x, ord, dim, keepdim, **more)
+
+
+def _variance(
+    seen: Seen,
+    x: Any,
+    dim: Any,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Any:
+    if not _is_dims(dim) or type(dim) is bool or type(unbiased) is not bool:
+        return None
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    count = math.prod(seen.shape[one] for one in dims)
+    left = count - (int(unbiased) if correction is None else correction)
+    if left <= 0:
+        return None
+    centred = x - torch.mean(x, dims, True)
+    mean = torch.mean(centred * centred, dims, keepdim)
+    return mean if left == count else mean * (count / left)
+
+
+def _is_node(given: tuple[Any, ...]) -> bool:
+    return len(given) == 1 and isinstance(given[0], fx.Node)
+
+
+def _is_dims(dim: Any) -> bool:
+    return type(dim) is int or (
+        isinstance(dim, (tuple, list)) and len(dim) > 0 and all(type(one) is int for one in dim)
+    )
+
+
+def _sum(seen: Seen, x: Any, other: Any, *, alpha: float) -> Any:
+    return x + other * alpha
+
+
+def _difference(seen: Seen, x: Any, other: Any, *, alpha: float) -> Any:
+    return x - other * alpha
+
+
+def _quotient(seen: Seen, x: float, y: Any) -> Any:
+    return torch.reciprocal(y) * x
+
+
+def _larger(seen: Seen, x: Any, other: Any) -> Any:
+    return torch.maximum(x, other)
+
+
+def _smaller(seen: Seen, x: Any, other: Any) -> Any:
+    return torch.minimum(x, other)
+
+
+def _smallest(seen: Seen, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return -torch.amax(-x, dim, keepdim)
+
+
+def _between(seen: Seen, x: Any, end: Any, weight: float) -> Any:
+    # Each end is met exactly, as torch does it.
+    return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
+
+
+def _power(seen: Seen, x: Any, exponent: float) -> Any:
+    return x * x * x if exponent == 3 else torch.sqrt(x)
+
+
+_POOLS = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+_BY_NAME: dict[str, Write] = {
+    "glu": _glu,
+    **dict.fromkeys((f"adaptive_max_pool{sides}d" for sides in (1, 2, 3)), _adaptive_max),
+    "norm": _norm,
+    **dict.fromkeys(("linalg_vector_norm", "linalg_norm"), _vector_norm),
+    "var": _variance,
+    "add": _sum,
+    "sub": _difference,
+    "div": _quotient,
+    "pow": _power,
+    "max": _larger,
+    "min": _smaller,
+    "amin": _smallest,
+    "lerp": _between,
+}
+"""By the name of a function or method, or the one name of its spellings."""
+_ASKED: dict[str, Callable[[fx.Node], bool]] = {
+    **dict.fromkeys(("add", "sub"), lambda node: type(node.kwargs.get("alpha")) in (int, float)),
+    "div": lambda node: type(node.args[0]) in (int, float),
+    **dict.fromkeys(("max", "min"), lambda node: _is_node(node.args[1:]) and not node.kwargs),
+    "lerp": lambda node: len(node.args) == 3 and type(node.args[2]) in (int, float),
+    "pow": lambda node: node.args[1:] in ((3,), (0.5,)) and isinstance(node.args[0], fx.Node),
+}
+"""What makes a composed call of one that has kernels as it is."""
