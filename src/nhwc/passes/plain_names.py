@@ -56,8 +56,9 @@ def plain_names(gm: fx.GraphModule) -> PassReport:
         if node.op not in ("call_function", "call_method"):
             continue
         known = _FUNCTIONS if node.op == "call_function" else _METHODS
-        target = known.get(node.target, node.target)
-        kwargs = dict(node.kwargs)
+        target, kwargs = known.get(node.target, node.target), dict(node.kwargs)
+        if target in (torch.split, "split") and not kwargs.keys() <= {"dim"}:
+            continue  # It has other words for the rest.
         if _is_torchs(node):
             kwargs = {_KEYWORDS.get(key, key): value for key, value in kwargs.items()}
         if target is node.target and kwargs == dict(node.kwargs):
