@@ -11,6 +11,7 @@ import nhwc
 from nhwc.graph import capture
 from nhwc.graph.nodes.seen import shape_at
 from nhwc.graph.tracing.sized import capture_sized
+from nhwc.operators.spelled import SPELLED
 from nhwc.passes import FOLDING, run_passes
 from nhwc.passes.join_attention import join_attention
 from nhwc.passes.join_scores import join_scores
@@ -172,6 +173,13 @@ def test_attention_of_known_sizes(block):
     times, counts = narrowed(Classified(block), sized=True)
     assert times == 1
     assert sorted(counts.values(), key=str) == [1, 1, 1, *[5] * 5, None]
+
+
+@pytest.mark.parametrize("activation", SPELLED, ids=lambda kind: kind.__name__)
+def test_an_activation_that_was_spelled_out_is_of_each_token(activation):
+    net = Classified()
+    net.blocks[1].mlp[1] = activation()
+    assert in_last(narrowed(net)[1]) == {1}
 
 
 @pytest.mark.parametrize("block", [Causal, Masked, MaskedByName, OfItself])

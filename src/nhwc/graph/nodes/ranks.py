@@ -16,7 +16,11 @@ from ..modules.mended import Attention
 from .edit import attribute, module_of, numbers_given
 from .seen import shape_at
 
-_KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
+_KEEPING_HOMES = (
+    "torch.nn.modules.activation",
+    "torch.nn.modules.pooling",
+    "nhwc.operators.spelled",
+)
 
 _PARTS = ("chunk", "split", "tensor_split")
 
