@@ -2,9 +2,11 @@
 
 F.glu(x, dim)                  a * sigmoid(b), of the halves of x
 x.norm(dim=1)                  sqrt(sum(x * x))
-x.var(1), x.std(1)             mean((x - mean(x)) ** 2), corrected, and its root
+x.var(1)                       mean((x - mean(x)) ** 2), corrected
 torch.add(x, y, alpha=2)       x + 2 * y
 F.adaptive_max_pool2d(x, 1)    amax(x, (2, 3))
+torch.max(x, y)                torch.maximum(x, y), where y is a tensor
+x.amin(1)                      -amax(-x, 1)
 
 The root of a variance stays: torch takes it before it rounds to float32, where a square overflows.
 """
