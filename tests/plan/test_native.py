@@ -201,6 +201,7 @@ OPERATORS = {
     "a multiple less": lambda x: torch.sub(x, other=x.relu(), alpha=2),
     "a number over": lambda x: 2 / (x.exp() + 1),
     "cubed": lambda x: x**3 + (x * x).pow(0.5),
+    "at least, at most": lambda x: torch.clamp_max((x * 2).clamp_min(-0.5), max=0.5),
     "larger": lambda x: torch.maximum(x, x.flip(3)) + torch.max(x, x.mean((2, 3), keepdim=True)),
     "smaller": lambda x: torch.minimum(x, x.flip(3)) + torch.min(x[:, :1], x.relu()),
     "amin": lambda x: x - x.amin(1, keepdim=True),

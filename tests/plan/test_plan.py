@@ -298,16 +298,18 @@ SHUFFLES = [
 ]
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @torch.no_grad()
-def test_shuffles_take_volumes_as_a_plan_lays_them(shuffle):
-    """Torch's own refuse volumes that lie channels last."""
-    x = torch.randn(2, 3, 4, 6, 8)
+def test_shuffles_take_volumes_as_a_plan_lays_them(shuffle, channels):
+    """Torch's own refuse volumes that lie channels last, by strides that one channel may have."""
+    x = torch.randn(2, channels, 4, 6, 8)
     module = isinstance(shuffle, nn.Module)
     seen = scene_of(traced(nn.Sequential(shuffle) if module else shuffle), (x,))
     (layer,) = seen.layers
     run = seen.called(layer, None, None).prepare()
-    assert torch.equal(run(x.to(memory_format=torch.channels_last_3d)), shuffle(x))
+    last = torch.empty(x.shape, memory_format=torch.channels_last_3d).copy_(x)
+    assert torch.equal(run(last), shuffle(x))
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,14 @@ def _quotient(seen: Seen, x: float, y: Any) -> Any:
     return torch.reciprocal(y) * x
 
 
+def _at_least(seen: Seen, x: Any, min: float) -> Any:
+    return torch.clamp(x, min=min)
+
+
+def _at_most(seen: Seen, x: Any, max: float) -> Any:
+    return torch.clamp(x, max=max)
+
+
 def _larger(seen: Seen, x: Any, other: Any) -> Any:
     return torch.maximum(x, other)
 
@@ -169,6 +177,8 @@ _BY_NAME: dict[str, Write] = {
     "sub": _difference,
     "div": _quotient,
     "pow": _power,
+    "clamp_min": _at_least,
+    "clamp_max": _at_most,
     "max": _larger,
     "min": _smaller,
     "amin": _smallest,
@@ -179,6 +189,7 @@ _ASKED: dict[str, Callable[[fx.Node], bool]] = {
     **dict.fromkeys(("add", "sub"), lambda node: type(node.kwargs.get("alpha")) in (int, float)),
     "div": lambda node: type(node.args[0]) in (int, float),
     **dict.fromkeys(("max", "min"), lambda node: _is_node(node.args[1:]) and not node.kwargs),
+    **dict.fromkeys(("clamp_min", "clamp_max"), lambda node: len(node.all_input_nodes) == 1),
     "lerp": lambda node: len(node.args) == 3 and type(node.args[2]) in (int, float),
     "pow": lambda node: node.args[1:] in ((3,), (0.5,)) and isinstance(node.args[0], fx.Node),
 }

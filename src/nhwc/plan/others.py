@@ -249,7 +249,10 @@ def _of_any_volume(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which refuses volumes that lie channels last, as a plan may lay them."""
 
     def call(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return function(input.contiguous() if input.ndim == 5 else input, *args, **kwargs)
+        if input.ndim == 5:
+            # One channel lies both ways, by strides that contiguous() keeps and flat memory lacks.
+            input = input.contiguous().view(-1).view(input.shape)
+        return function(input, *args, **kwargs)
 
     return call
 
