@@ -6,7 +6,7 @@ import torch
 from nhwc.errors import InputError
 from nhwc.kernels.layers.attention import Lie, Mask, attention_step
 from nhwc.kernels.layers.batched import Lying, batched_step
-from nhwc.kernels.layers.elementwise import add_step, divide_step
+from nhwc.kernels.layers.elementwise import add_step, each_step
 from nhwc.kernels.layers.gather import gather_step
 from nhwc.kernels.layers.heads import Attended
 from nhwc.kernels.layers.moving import move_step
@@ -82,7 +82,7 @@ def test_a_table_that_names_what_is_not_there_is_refused(make, given):
 PIXELWISE = (
     lambda x, y: add_step(x, x, y),
     lambda x, y: add_step(x, y, x),
-    lambda x, y: divide_step(x, y, x),
+    lambda x, y: each_step(x, y, x, kind="quotient"),
     layer_norm_step,
     softmax_step,
     unit_step,
