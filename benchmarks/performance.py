@@ -38,7 +38,7 @@ SUMMED = (
         "the same, AVX-512 hidden, batch 4, an Intel",
         "Every engine, without AVX-512, batch 4, on an Intel",
     ),
-    ("eighteen of them, AVX-512 hidden, a Zen 4", "Every engine, without AVX-512, on a Zen 4"),
+    ("twenty-three of them, AVX-512 hidden, a Zen 4", "Every engine, without AVX-512, on a Zen 4"),
     ("one model of each family that people deploy", "What people deploy"),
     ("the same, batch 4", "What people deploy, batch 4"),
     ("sixteen of them, an Intel", "What people deploy, on an Intel"),
@@ -215,8 +215,8 @@ python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 -
 ```"""
 
 NARROW_ZEN4 = """\
-Eighteen of them on the Zen 4; zentorch raced the last eight. Nothing else ran there, but the host's
-memory was restless: the intervals say how much that blurs.
+Twenty-three of them on the Zen 4; zentorch raced the last thirteen. Nothing else ran there, but the
+host's memory was restless: the intervals say how much that blurs.
 
 ```
 python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 --seconds 1 \\
