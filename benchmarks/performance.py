@@ -223,7 +223,8 @@ python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 -
     -o benchmarks/results/engines-zen4-narrow.json \\
     resnet18 resnet50 mobilenet_v2 mnasnet0_5 shufflenet_v2_x1_0 squeezenet1_1 googlenet \\
     densenet121 resnext50_32x4d vgg16 mnasnet1_0 mnasnet1_3 mnasnet0_75 shufflenet_v2_x0_5 \\
-    shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 resnet34
+    shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 resnet34 resnet101 inception_v3 vgg11 \\
+    alexnet densenet169
 ```"""
 
 NARROW_4_ZEN4 = """\
