@@ -263,6 +263,25 @@ def test_sums_that_repeat_an_operand_end_no_program():
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
 
 
+class Named(Net):
+    """Has a layer by the name of a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.max = nn.AdaptiveMaxPool2d(1)
+
+    def forward(self, x):
+        return x * self.max(x)
+
+
+@torch.no_grad()
+def test_a_layer_by_the_name_of_a_function_is_itself():
+    (x,) = images((2, 8, 7, 6))
+    graph, program, chosen = lowered(Named(), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
 class Wrapping(Net):
     """Makes tensors of tensors, as MONAI does."""
 

@@ -22,8 +22,8 @@ from torch import fx, nn
 
 from ..graph import filled, module_of
 from ..graph.modules.leaves import computes_as
-from ..operators.kinds import arithmetic_of
 from .recording import Record, Seen
+from .roots import called_name
 
 Write = Callable[..., Any]
 """Computes the same of proxies, and of what the first tensor was seen to be; None if it cannot."""
@@ -31,12 +31,12 @@ Write = Callable[..., Any]
 
 def composed(record: Record, node: fx.Node) -> Write | None:
     """How `node` is said in simpler calls, if it is such a one, of numbers of float32 alone."""
-    if not node.args or not _ASKED.get(_name(node), lambda node: True)(node):
+    if not node.args or not _ASKED.get(called_name(node), lambda node: True)(node):
         return None
     values = [record.tensor(one) for one in (node, *node.all_input_nodes)]
     if any(one is None or one.dtype is not torch.float32 for one in values):
         return None
-    return _of_module(node) if node.op == "call_module" else _BY_NAME.get(_name(node))
+    return _of_module(node) if node.op == "call_module" else _BY_NAME.get(called_name(node))
 
 
 def _of_module(node: fx.Node) -> Write | None:
@@ -62,11 +62,6 @@ def write_composed(graph: fx.Graph, node: fx.Node, write: Write, seen: Seen) -> 
     if made is not None:
         node.replace_all_uses_with(made.node)
         graph.erase_node(node)
-
-
-def _name(node: fx.Node) -> str:
-    name = str(getattr(node.target, "__name__", node.target))
-    return arithmetic_of(name) or name
 
 
 def _glu(seen: Seen, x: Any, dim: int = -1) -> Any:

@@ -64,7 +64,7 @@ def _of(record: Record, node: fx.Node) -> Iterator[Root]:
     pair = node.args
     if len(pair) != 2 or node.kwargs or not all(isinstance(one, fx.Node) for one in pair):
         return
-    called = _called(node)
+    called = called_name(node)
     ways = {"mul": (("rsqrt", *pair), ("rsqrt", *pair[::-1])), "div": (("sqrt", *pair),)}
     for wanted, x, root in ways.get(called, ()):
         source, mean = _uncast(record, x), _meant(record, root, wanted)
@@ -80,8 +80,8 @@ def _of(record: Record, node: fx.Node) -> Iterator[Root]:
 def _meant(record: Record, root: Any, called: str) -> tuple[Any, int, float] | None:
     """Of what the root is: the tensor, the one dimension of its mean, and what is added."""
     root = _uncast(record, root)
-    total: Any = root.args[0] if _called(root) == called and len(root.args) == 1 else None
-    if _called(total) != "add" or len(total.args) != 2 or total.kwargs:
+    total: Any = root.args[0] if called_name(root) == called and len(root.args) == 1 else None
+    if called_name(total) != "add" or len(total.args) != 2 or total.kwargs:
         return None
     number, other = sorted(total.args, key=lambda one: type(one) is not float)
     mean, eps = _uncast(record, other), number
@@ -90,7 +90,7 @@ def _meant(record: Record, root: Any, called: str) -> tuple[Any, int, float] | N
         given = {"input": mean.args[0], "dim": module.dims, "keepdim": module.keepdim}
         given = given if module.kind == "mean" else {}
     else:
-        given = bound(mean, ("input", "dim", "keepdim")) if _called(mean) == "mean" else {}
+        given = bound(mean, ("input", "dim", "keepdim")) if called_name(mean) == "mean" else {}
     dim = given.get("dim")
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
     plain = given.keys() == {"input", "dim", "keepdim"} and given["keepdim"] is True
@@ -102,7 +102,7 @@ def _meant(record: Record, root: Any, called: str) -> tuple[Any, int, float] | N
 def _squared(record: Record, node: Any) -> Any:
     """What is squared; None if nothing is."""
     node = _uncast(record, node)
-    called = _called(node)
+    called = called_name(node)
     if called == "square" or (called == "pow" and node.args[1:] in ((2,), (2.0,))):
         return None if node.kwargs else _uncast(record, node.args[0])
     if called == "mul" and len(node.args) == 2 and not node.kwargs:
@@ -113,7 +113,7 @@ def _squared(record: Record, node: Any) -> Any:
 
 def _uncast(record: Record, value: Any) -> Any:
     """What `value` was before casts that change nothing."""
-    while isinstance(value, fx.Node) and _called(value) in _CASTS:
+    while isinstance(value, fx.Node) and called_name(value) in _CASTS:
         before = value.args[0]
         seen, source = record.tensor(value), record.tensor(before)  # type: ignore[arg-type]
         if seen is None or source is None or seen.dtype is not source.dtype:
@@ -122,7 +122,7 @@ def _uncast(record: Record, value: Any) -> Any:
     return value
 
 
-def _called(node: Any) -> str:
+def called_name(node: Any) -> str:
     """The name of the function or method that a node calls."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return ""
