@@ -26,6 +26,7 @@ from nhwc.kernels.language import isa as isas
 from nhwc.kernels.layers import (
     attention,
     batched,
+    choosing,
     copies,
     elementwise,
     gather,
@@ -240,8 +241,10 @@ def linear_layer(choose):
 
 
 def softmax(choose):
-    x = image(choose)
-    return StepCase([x], normalize.softmax_step, x.double().softmax(1), 1.0)
+    x, logarithm = image(choose), choose.random() < 0.5
+    expected = (F.log_softmax if logarithm else F.softmax)(x.double(), dim=1)
+    sizes = x.abs().amax(1, keepdim=True) * 2 + 4 if logarithm else 1.0
+    return StepCase([x], partial(normalize.softmax_step, logarithm=logarithm), expected, sizes)
 
 
 def rows_in_one(choose):
@@ -585,9 +588,39 @@ def unary(choose):
         low, high = choose.choice([(-0.5, 1.5), (0.3, torch.inf), (-torch.inf, 0.25), (2, 1)])
         expected = x.double().clamp(low, high)
         return StepCase([x], lambda x, y: clamp_step(x, y, low=low, high=high), expected, units=0)
+    function = {"log_sigmoid": F.logsigmoid, "softsign": F.softsign}.get(kind)
+    function = function or getattr(torch, kind)
     # Beyond what a float holds there are zeros and infinities.
-    expected = getattr(x.double(), kind)().float().double()
+    expected = function(x.double()).float().double()
     return StepCase([x], lambda x, y: unary_step(x, y, kind=kind), expected, 0.0)
+
+
+def compared(choose):
+    """Numbers against others or against one, which some equal, and some are none."""
+    x = image(choose).round()
+    how = choose.choice([*choosing.COMPARED])
+    x.view(-1)[0] = choose.choice([torch.inf, -torch.inf, torch.nan, -0.0])
+    if choose.random() < 0.5:
+        number = choose.choice([0.0, 1.0, -1.0, torch.inf])
+        make = partial(choosing.against_step, how=how, number=number)
+        return StepCase([x], make, getattr(torch, how)(x, number).double(), units=0)
+    other = torch.randn_like(x).round()
+    expected = getattr(torch, how)(x, other).double()
+    return StepCase([x, other], partial(choosing.compared_step, how=how), expected, units=0)
+
+
+def chosen(choose):
+    """Numbers that truth chooses, or that one number replaces."""
+    x = image(choose)
+    x.view(-1)[0] = choose.choice([torch.inf, torch.nan, -0.0])
+    where, other = (torch.rand_like(x) < 0.5).float(), torch.randn_like(x)
+    if choose.random() < 0.5:
+        number, answer = choose.choice([0.5, -torch.inf, torch.nan]), choose.choice([0.0, 1.0])
+        make = partial(choosing.replaced_step, number=number, answer=answer)
+        expected = torch.where(where == answer, number, x).double()
+        return StepCase([x, where], make, expected, units=0)
+    expected = torch.where(where != 0, x, other).double()
+    return StepCase([where, x, other], choosing.chosen_step, expected, units=0)
 
 
 def small_products(choose):
@@ -671,6 +704,8 @@ MAKERS = (
         sampled,
         weighted_samples,
         unary,
+        compared,
+        chosen,
         small_products,
     ),
 )

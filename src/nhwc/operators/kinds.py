@@ -151,6 +151,15 @@ def arithmetic_of(name: str) -> str | None:
     return _ARITHMETIC_OF.get(name)
 
 
+def without_writing(name: str) -> str:
+    """The operator that returns what one of this name writes into its argument.
+
+    >>> without_writing("neg_"), without_writing("neg"), without_writing("__neg__")
+    ('neg', 'neg', '__neg__')
+    """
+    return name if name.endswith("__") else name.removesuffix("_")
+
+
 @cache
 def is_pointwise(name: str) -> bool:
     """Whether each number of a result is made of those at its place, as torch's own tags say.

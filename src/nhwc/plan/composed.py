@@ -7,6 +7,8 @@ torch.add(x, y, alpha=2)       x + 2 * y
 F.adaptive_max_pool2d(x, 1)    amax(x, (2, 3))
 torch.max(x, y)                torch.maximum(x, y), where y is a tensor
 x.amin(1)                      -amax(-x, 1)
+x.logsumexp(1)                 m + log(sum(exp(x - m))), with m = amax(x, 1)
+F.hardshrink(x)                0 where abs(x) <= 0.5, else x
 
 The root of a variance stays: torch takes it before it rounds to float32, where a square overflows.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from torch import fx, nn
 
 from ..graph import filled, module_of
 from ..graph.modules.leaves import computes_as
+from .masks import compared, replaced
 from .recording import Record, Seen
 from .roots import called_name
 
@@ -41,8 +45,9 @@ def composed(record: Record, node: fx.Node) -> Write | None:
 
 def _of_module(node: fx.Node) -> Write | None:
     module: Any = module_of(node)
-    if computes_as(module, nn.GLU):
-        return lambda seen, x: _glu(seen, x, module.dim)
+    for kind, (write, names) in _MODULES.items():
+        if computes_as(module, kind):
+            return partial(write, **{name: getattr(module, name) for name in names})
     if any(computes_as(module, kind) for kind in _POOLS) and not module.return_indices:
         return lambda seen, x: _adaptive_max(seen, x, module.output_size)
     return None
@@ -157,10 +162,61 @@ def _between(seen: Seen, x: Any, end: Any, weight: float) -> Any:
     return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
 
 
+def _hard_shrunk(seen: Seen, x: Any, lambd: float = 0.5) -> Any:
+    return _call(replaced, x, _call(compared, torch.abs(x), lambd, "le"), 0.0, 1.0)
+
+
+def _soft_shrunk(seen: Seen, x: Any, lambd: float = 0.5) -> Any:
+    return x - torch.clamp(x, -lambd, lambd)
+
+
+def _threshold(seen: Seen, x: Any, threshold: float, value: float, inplace: bool = False) -> Any:
+    return _call(replaced, x, _call(compared, x, threshold, "le"), float(value), 1.0)
+
+
+def _made_finite(seen: Seen, x: Any, nan: float | None = None) -> Any:
+    most = torch.finfo(torch.float32).max
+    known = _call(replaced, x, _call(compared, x, x, "ne"), float(nan or 0), 1.0)
+    return torch.clamp(known, -most, most)
+
+
+def _log_sum_exp(seen: Seen, x: Any, dim: Any, keepdim: bool = False) -> Any:
+    # Of infinity nothing is subtracted: the result is infinite as well, and no NaN.
+    top = torch.amax(x, dim, True)
+    top = _call(replaced, top, _call(compared, torch.abs(top), math.inf, "eq"), 0.0, 1.0)
+    rest = torch.log(torch.sum(torch.exp(x - top), dim, keepdim))
+    return rest + (top if keepdim else torch.amax(top, dim))
+
+
+def _reversed(seen: Seen, x: Any, other: Any) -> Any:
+    return other - x
+
+
+def _call(function: Callable[..., Any], x: Any, *args: Any) -> Any:
+    """A call of one of our own functions, which is not looked into."""
+    return x.tracer.create_proxy("call_function", function, (x, *args), {})
+
+
 def _power(seen: Seen, x: Any, exponent: float) -> Any:
-    return x * x * x if exponent == 3 else torch.sqrt(x)
+    return _POWERS[exponent](x)
 
 
+_POWERS: dict[float, Callable[[Any], Any]] = {
+    -2: lambda x: torch.reciprocal(x * x),
+    -1: torch.reciprocal,
+    -0.5: torch.rsqrt,
+    0.5: torch.sqrt,
+    1.5: lambda x: x * torch.sqrt(x),
+    3: lambda x: x * x * x,
+    4: lambda x: (x * x) * (x * x),
+}
+_MODULES: dict[type[nn.Module], tuple[Write, tuple[str, ...]]] = {
+    nn.GLU: (_glu, ("dim",)),
+    nn.Hardshrink: (_hard_shrunk, ("lambd",)),
+    nn.Softshrink: (_soft_shrunk, ("lambd",)),
+    nn.Threshold: (_threshold, ("threshold", "value")),
+}
+"""By the kind of a module, with the names of its settings."""
 _POOLS = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 _BY_NAME: dict[str, Write] = {
     "glu": _glu,
@@ -178,6 +234,12 @@ _BY_NAME: dict[str, Write] = {
     "min": _smaller,
     "amin": _smallest,
     "lerp": _between,
+    "hardshrink": _hard_shrunk,
+    "softshrink": _soft_shrunk,
+    **dict.fromkeys(("threshold", "_threshold"), _threshold),
+    "nan_to_num": _made_finite,
+    "logsumexp": _log_sum_exp,
+    "rsub": _reversed,
 }
 """By the name of a function or method, or the one name of its spellings."""
 _ASKED: dict[str, Callable[[fx.Node], bool]] = {
@@ -186,6 +248,8 @@ _ASKED: dict[str, Callable[[fx.Node], bool]] = {
     **dict.fromkeys(("max", "min"), lambda node: _is_node(node.args[1:]) and not node.kwargs),
     **dict.fromkeys(("clamp_min", "clamp_max"), lambda node: len(node.all_input_nodes) == 1),
     "lerp": lambda node: len(node.args) == 3 and type(node.args[2]) in (int, float),
-    "pow": lambda node: node.args[1:] in ((3,), (0.5,)) and isinstance(node.args[0], fx.Node),
+    "pow": lambda node: (
+        len(node.args) == 2 and isinstance(node.args[0], fx.Node) and node.args[1] in _POWERS
+    ),
 }
 """What makes a composed call of one that has kernels as it is."""

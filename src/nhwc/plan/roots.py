@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from ..graph import bound, module_of
 from ..graph.modules.ordered import Reduced
-from ..operators.kinds import arithmetic_of
+from ..operators.kinds import arithmetic_of, without_writing
 from .recording import Record
 
 _CASTS = ("to", "float", "type_as")
@@ -123,8 +123,8 @@ def _uncast(record: Record, value: Any) -> Any:
 
 
 def called_name(node: Any) -> str:
-    """The name of the function or method that a node calls."""
+    """The name of the function or method that a node calls, as if it wrote into nothing."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return ""
-    name = str(getattr(node.target, "__name__", node.target))
+    name = without_writing(str(getattr(node.target, "__name__", node.target)))
     return arithmetic_of(name) or name

@@ -60,6 +60,10 @@ def gelu_tanh(e: Emitter, x: Value) -> Value:
     return x * 0.5 * _raised_curve(e, z, _TANH)
 
 
+def erf(e: Emitter, x: Value) -> Value:
+    return _s_curve(e, x * even(e, math.sqrt(2)), _ERF)
+
+
 def tanh(e: Emitter, x: Value) -> Value:
     return _s_curve(e, x, _TANH)
 

@@ -18,11 +18,13 @@ from ..tape.steps import Step, View, covers, pixelwise, step
 from .activations import Activation
 from .curves import emit_bounded_exp, larger
 from .ending import ENDING, ending, finish
+from .unary import emit_log
 
 
-def softmax_step(x: View, y: View) -> Step:
-    """Softmax over the channels of each pixel."""
-    return step(SOFTMAX, **pixelwise(x, y), **ending(y, Activation.NONE))
+def softmax_step(x: View, y: View, *, logarithm: bool = False) -> Step:
+    """Softmax over the channels of each pixel, or its logarithm."""
+    kernel = LOG_SOFTMAX if logarithm else SOFTMAX
+    return step(kernel, **pixelwise(x, y), **ending(y, Activation.NONE))
 
 
 def row_step(x: View, y: View, *, kind: str) -> Step:
@@ -93,7 +95,7 @@ def _emit_rows(
         finish(e, a, [made], pixel, Place(e.i64(0), e.lanes(1)))
 
 
-def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value, *, logarithm: bool) -> None:
     begin, end = e.share(a.pixels, thread, threads)
     with e.range(begin, end) as pixel:
         source = a.x.floats() + pixel * a.x_pixel
@@ -111,14 +113,21 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
         def raise_e(c: Value, mask: Value | None) -> None:
             value = emit_bounded_exp(e, e.load(source + c, mask) - highest)
-            e.store(value, target + c, mask)
+            if not logarithm:
+                e.store(value, target + c, mask)
             total.value = total.value + (value if mask is None else e.select(mask, value, 0.0))
 
         each_vector(e, 0, a.c, raise_e)
         sum_of_all = across(e, total.value, lambda p, q: p + q)
 
+        log_of_all = emit_log(e, sum_of_all) if logarithm else None
+
         def divide(c: Value, mask: Value | None) -> None:
-            finish(e, a, [e.load(target + c, mask) / sum_of_all], pixel, Place(c, mask))
+            if log_of_all is None:
+                made = e.load(target + c, mask) / sum_of_all
+            else:
+                made = e.load(source + c, mask) - highest - log_of_all
+            finish(e, a, [made], pixel, Place(c, mask))
 
         each_vector(e, 0, a.c, divide)
 
@@ -143,7 +152,14 @@ TOTAL = Kernel(
     "total", _OF_ROWS, partial(_emit_rows, start=0.0, combine=lambda e, one, other: one + other)
 )
 LARGEST = Kernel("largest", _OF_ROWS, partial(_emit_rows, start=float("-inf"), combine=larger))
-SOFTMAX = Kernel("softmax", ("x", "x_pixel", "pixels", "c", *ENDING), _emit_softmax)
+SOFTMAX, LOG_SOFTMAX = (
+    Kernel(
+        name,
+        ("x", "x_pixel", "pixels", "c", *ENDING),
+        partial(_emit_softmax, logarithm=name == "log_softmax"),
+    )
+    for name in ("softmax", "log_softmax")
+)
 LAYER_NORM = Kernel(
     "layer_norm",
     ("x", "x_pixel", "pixels", "c", "weights", "bias", "eps", "centred", *ENDING),

@@ -86,8 +86,9 @@ def _fits(record: Record, layer: Layer) -> bool:
     strided = isinstance(result, Seen) and result.layout is not Format.CONTIGUOUS
     if strided and len(result.shape) not in (1, 2, 4, 5) and is_returned(layer.node):  # type: ignore[union-attr]
         return False
-    # Arithmetic may be given a tensor without dimensions.
-    arithmetic = isinstance(spec, OperatorSpec) and arithmetic_of(spec.name) is not None
+    # Arithmetic may be given a tensor without dimensions, as a choice may.
+    name = spec.name if isinstance(spec, OperatorSpec) else ""
+    arithmetic = arithmetic_of(name) is not None or name in ("compared", "chosen")
     read, made = (_seen(record, nodes) for nodes in (layer.inputs, (layer.node,)))
     return all(
         isinstance(one, Seen)

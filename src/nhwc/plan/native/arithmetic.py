@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import fx, nn
 
-from ...graph import bound
+from ...kernels.layers.choosing import against_step, compared_step, replaced_step
 from ...kernels.layers.elementwise import (
     activation_step,
     add_step,
@@ -32,6 +33,8 @@ _OF_NAME = {
     for function, kind in FUNCTIONS.items()
 }
 """The activations of functions and methods that are given nothing but a tensor."""
+_OF_KIND = {nn.Softsign: "softsign", nn.LogSigmoid: "log_sigmoid"}
+"""Modules whose names are those of functions."""
 
 
 def add(call: OperatorCall) -> Lowered:
@@ -139,10 +142,10 @@ def _affine(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Implementat
 
 def with_number(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Make | None:
     """x * number**power + sign * number, where the other operand is a number; or number - x."""
-    args = call.node.args
+    args = call.args
     if len(args) != 2 or call.node.kwargs:
         return None
-    number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
+    number = next((arg for arg in args if type(arg) in (int, float)), None)
     swapped = number is args[0] and min(power, sign) < 0
     if number is None or not is_ordinary(number) or (power < 0 and (swapped or not number)):
         return None
@@ -174,7 +177,7 @@ def square(call: OperatorCall) -> Implementation | None:
 
 def squaring(call: OperatorCall) -> Make | None:
     """The step of `x ** 2` or `x.square()`."""
-    power = call.node.args[1:] if call.name == "pow" else (2,)
+    power = call.args[1:] if call.name == "pow" else (2,)
     plain = power in ((2,), (2.0,)) and not call.node.kwargs and len(call.layer.inputs) == 1
     return (lambda x, y: multiply_step(x, x, y)) if plain else None
 
@@ -192,11 +195,12 @@ def activation(call: OperatorCall) -> Implementation | None:
 def activating(call: OperatorCall) -> Make | None:
     """The step of an activation or of another function of each number; None for what is none, and
     for one that our kernels lack."""
-    if call.module is None and call.name in UNARY:
-        return partial(unary_step, kind=call.name) if call.alone() else None
-    if call.module is None and call.name in ("clamp", "clip"):
+    name = call.name if call.module is None else _OF_KIND.get(type(call.module))
+    if name in UNARY:
+        return partial(unary_step, kind=name) if call.alone() else None
+    if name == "clamp":
         return _clamping(call, {"min": None, "max": None})
-    if call.module is None and call.name == "hardtanh":
+    if name == "hardtanh":
         return _clamping(call, {"min_val": -1.0, "max_val": 1.0, "inplace": False})
     found = _named(call)
     code = in_ours(found) if found else None
@@ -206,7 +210,7 @@ def activating(call: OperatorCall) -> Make | None:
 def _clamping(call: OperatorCall, usual: dict[str, Any]) -> Make | None:
     """The step of a call with two bounds, of numbers, which are first among what it may be given
     besides the tensor."""
-    given = bound(call.node, ("input", *usual))
+    given = dict(zip(("input", *usual), call.args, strict=False)) | call.node.kwargs
     if not given.keys() <= {"input", *usual}:
         return None
     low, high, *_ = (given.get(name, default) for name, default in usual.items())
@@ -221,3 +225,17 @@ def _named(call: OperatorCall) -> NamedActivation | None:
         return of_module(call.module)
     found = of_module(of_call(call.node))
     return found or (_OF_NAME.get(call.name) if call.alone() else None)
+
+
+def comparing(call: OperatorCall) -> Make:
+    """The step of `compared`."""
+    *_, other, how = call.args
+    if isinstance(other, fx.Node):
+        return partial(compared_step, how=how)
+    return partial(against_step, how=how, number=float(other))
+
+
+def replacing(call: OperatorCall) -> Make:
+    """The step of `replaced`."""
+    *_, number, answer = call.args
+    return partial(replaced_step, number=number, answer=answer)

@@ -9,6 +9,7 @@ from torch import fx
 
 from ...graph import bound, filled
 from ...kernels.programs.builder import Buffer, Builder
+from ...operators.kinds import without_writing
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, nodes_in
@@ -25,7 +26,11 @@ class OperatorCall:
         self.module: Any = None
         if self.node.op == "call_module":
             self.module = graph.get_submodule(str(target))
-        self.name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        # Nobody else reads what a node of a plan writes into.
+        self.name = without_writing(str(getattr(target, "__name__", target)))
+        known = lambda one: record.values[one] if one in record.fixed else one
+        self.args: tuple[Any, ...] = tuple(filled(list(self.node.args), known))
+        """What the node takes in order; what follows from shapes is known."""
 
     @property
     def out(self) -> Seen:
@@ -40,7 +45,7 @@ class OperatorCall:
 
     def alone(self) -> bool:
         """Whether the node takes one tensor and no numbers."""
-        flags = all(type(value) is bool for value in self.node.args[1:])
+        flags = all(type(value) is bool for value in self.args[1:])
         named = self.node.kwargs.keys() <= {"input", "inplace"}
         return flags and named and len(self.node.all_input_nodes) == 1
 

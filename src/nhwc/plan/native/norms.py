@@ -179,11 +179,16 @@ def unit_eps(call: OperatorCall) -> float | None:
 
 
 def softmax(call: OperatorCall) -> Implementation | None:
+    """Of each pixel's channels, by a function; or its logarithm."""
     given = bound(call.node, ("input", "dim"))
     over_channels = call.is_channels(given.get("dim")) and given.keys() <= {"input", "dim"}
-    return call.on_pixels(softmax_step) if over_channels else None
+    return call.on_pixels(softmax_like(call.name == "log_softmax")) if over_channels else None
 
 
 def softmax_of_module(call: OperatorCall) -> Implementation | None:
-    over_channels = call.is_channels(call.module.dim) and not call.module.logarithm
-    return call.on_pixels(softmax_step) if over_channels else None
+    make = softmax_like(call.module.logarithm)
+    return call.on_pixels(make) if call.is_channels(call.module.dim) else None
+
+
+def softmax_like(logarithm: bool) -> Make:
+    return partial(softmax_step, logarithm=logarithm)

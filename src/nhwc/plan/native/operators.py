@@ -52,7 +52,7 @@ _FUNCTIONS: dict[str, Lower] = {
     "assert_sizes": placing.unchanged,
     "interpolate": pooling.of_function(resize),
     "mean": pooling.mean,
-    "softmax": norms.softmax,
+    **dict.fromkeys(("softmax", "log_softmax"), norms.softmax),
     "normalize": norms.normalize,
     "over_root_mean_square": norms.over_root,
 }

@@ -20,8 +20,8 @@ from ...graph.modules.mended import (
     WeightedSamples,
 )
 from ...graph.modules.ordered import Reduced, Softmax
+from ...kernels.layers.choosing import chosen_step
 from ...kernels.layers.elementwise import add_step, each_step, multiply_step
-from ...kernels.layers.normalize import softmax_step
 from ...kernels.programs.moved import rows_of
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
@@ -30,8 +30,10 @@ from ..recording import Record
 from ..specs import Layer
 from .arithmetic import (
     activating,
+    comparing,
     negated_step,
     product_added,
+    replacing,
     squaring,
     subtract_step,
     with_number,
@@ -40,7 +42,7 @@ from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import Lowered, OperatorCall
 from .folding import fold
 from .moves import moving
-from .norms import norm_step, root_step, spelled_step, unit_along, unit_eps
+from .norms import norm_step, root_step, softmax_like, spelled_step, unit_along, unit_eps
 from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
@@ -81,8 +83,10 @@ class _TokensCall(OperatorCall):
         if type(module) is SpelledNorm:
             step = spelled_step(self)
             return rowwise(record, layer, step, module.dim) if step else None
-        if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
-            return self._softmax_of(module.dim)
+        if type(module) in (nn.Softmax, nn.LogSoftmax):
+            return self._softmax_of(module.dim, type(module) is nn.LogSoftmax)
+        if isinstance(module, Softmax):
+            return self._softmax_of(module.dim, module.logarithm)
         if type(module) is GridSample:
             return sampled(self)
         if type(module) is WeightedSamples:
@@ -181,12 +185,12 @@ class _TokensCall(OperatorCall):
         # `F.softmax` hands these on to itself.
         same = given.get("dtype") in (None, self.seen(0).dtype)
         plain = same and given.keys() <= {*_OF_SOFTMAX}
-        return self._softmax_of(given.get("dim")) if plain else None
+        return self._softmax_of(given.get("dim"), self.name == "log_softmax") if plain else None
 
-    def _softmax_of(self, dim: Any) -> Implementation | None:
+    def _softmax_of(self, dim: Any, logarithm: bool) -> Implementation | None:
         if type(dim) is not int:
             return None
-        return rowwise(self.record, self.layer, softmax_step, dim)
+        return rowwise(self.record, self.layer, softmax_like(logarithm), dim)
 
     def _function_reduced(self) -> Implementation | None:
         given = bound(self.node, ("input", "dim", "keepdim"))
@@ -207,6 +211,9 @@ _BY_NAME: dict[str, Callable[[_TokensCall], Implementation | None]] = {
     "maximum": lambda call: call._of_each("larger"),
     "minimum": lambda call: call._of_each("smaller"),
     "addcmul": _TokensCall._product_added,
+    "compared": lambda call: call._each_number(comparing(call)),
+    "replaced": lambda call: call._each_number(replacing(call)),
+    "chosen": lambda call: call._each_number(chosen_step),
     **dict.fromkeys(("pow", "square"), lambda call: call._each_number(squaring(call))),
     **dict.fromkeys(("matmul", "bmm"), lambda call: matrix_product(call.record, call.layer)),
     "linear": lambda call: matrix_product(call.record, call.layer, transposed=True),
@@ -221,7 +228,7 @@ _BY_NAME: dict[str, Callable[[_TokensCall], Implementation | None]] = {
     "select_scatter": put_in,
     "as_elements": lambda call: repeated(call.record, call.layer),
     **dict.fromkeys(KINDS, _TokensCall._function_reduced),
-    "softmax": _TokensCall._function_softmax,
+    **dict.fromkeys(("softmax", "log_softmax"), _TokensCall._function_softmax),
     "scaled_dot_product_attention": lambda call: torchs_attention(call.record, call.layer),
 }
 """How the kernel for a function is found, by its name."""

@@ -1,0 +1,257 @@
+"""Truth as numbers: a comparison gives 1 and 0, and what reads it computes with these.
+
+    x > 0  --> & --> unsqueeze --> masked_fill(y, ..., -inf)
+    x < y  --^
+
+Kernels know float32 alone. So each comparison of it, what is made of several, and what only moves
+one, stands in the graph as numbers. Anything else that is true or false becomes numbers by
+`.float()`; what is constant does so once, with the plan.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..graph import bound, written_into
+from .recording import Record
+from .roots import called_name
+
+
+def compared(x: Tensor, other: Any, how: str) -> Tensor:
+    """1.0 where `torch.<how>(x, other)` holds, and 0.0 elsewhere."""
+    holds: Tensor = getattr(torch, how)(x, other)
+    return holds.float()
+
+
+def replaced(x: Tensor, where: Tensor, number: float, answer: float) -> Tensor:
+    """The number where `where` is `answer`, which is 1.0 or 0.0, and x elsewhere."""
+    return torch.where(where == answer, number, x)
+
+
+def chosen(where: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """`one` where `where` is 1.0, and `other` where it is 0.0."""
+    return torch.where(where != 0, one, other)
+
+
+Call = tuple[Callable[..., Any] | None, tuple[Any, ...]]
+"""A function and its arguments: numbers, nodes of a record, of which some are truth, and calls.
+
+Where there is no function, the one argument is the result.
+"""
+
+
+def readers_of_truth(record: Record) -> dict[fx.Node, Call]:
+    """The nodes that compute numbers of float32 from truth, and how they do it from numbers."""
+    changed = [written_into(node) for node in record.values]
+    changed += [target for _, target in record.writes]
+    if any(isinstance(one, tuple) or _is_truth(record, one) for one in changed):
+        return {}
+    return {node: call for node in record.values if (call := _reading(record, node))}
+
+
+def write_numbers(
+    graph: fx.Graph, record: Record, named: dict[fx.Node, fx.Node], readers: dict[fx.Node, Call]
+) -> None:
+    """Let `readers` compute from numbers in `graph`, whose nodes for those of the record are
+    `named`."""
+    numbers = _Numbers(graph, record, named)
+    for node, call in readers.items():
+        old = named[node]
+        with graph.inserting_before(old):
+            named[node] = numbers.written(call)
+        old.replace_all_uses_with(named[node])
+        graph.erase_node(old)
+    numbers.erase_unread()
+
+
+class _Numbers:
+    """The numbers that stand for truth, each behind the node that it stands for."""
+
+    def __init__(self, graph: fx.Graph, record: Record, named: dict[fx.Node, fx.Node]) -> None:
+        self._graph, self._record, self._named = graph, record, named
+        self._made: dict[fx.Node, fx.Node] = {}
+
+    def written(self, call: Call) -> fx.Node:
+        """What computes it in the graph, with numbers for truth."""
+        function, args = call
+        given = tuple(map(self._given, args))
+        return self._graph.call_function(function, given) if function else given[0]
+
+    def erase_unread(self) -> None:
+        """Erase the truth that numbers stand for, where nobody reads it any more."""
+        for node in reversed(self._record.values):
+            known = node in self._made and (_said(self._record, node) or _moved(self._record, node))
+            if known and not self._named[node].users:
+                self._graph.erase_node(self._named.pop(node))
+
+    def _given(self, one: Any) -> Any:
+        if isinstance(one, tuple):
+            return self.written(one)
+        if not isinstance(one, fx.Node):
+            return one
+        if not _is_truth(self._record, one):
+            return self._named[one]
+        if one not in self._made:
+            # A value may be written into later: it is read where the truth of it was.
+            with self._graph.inserting_before(self._named[one].next):
+                self._made[one] = self._number(one)
+        return self._made[one]
+
+    def _number(self, node: fx.Node) -> fx.Node:
+        call, moved = _said(self._record, node), _moved(self._record, node)
+        if call is not None:
+            return self.written(call)
+        truth = self._named[node]
+        if moved is None:
+            return self._graph.call_method("float", (truth,))
+        number = self._given(moved)
+        return self._graph.node_copy(truth, lambda one: number if one is truth.args[0] else one)
+
+
+def _reading(record: Record, node: fx.Node) -> Call | None:
+    """How a node that reads truth computes numbers from numbers; None for any other."""
+    if not _is_float(record, node) or not any(_is_truth(record, x) for x in node.all_input_nodes):
+        return None
+    name = called_name(node)
+    args = tuple(_known(record, one) for one in node.args)
+    if name == "masked_fill":
+        given = bound(node, ("input", "mask", "value"))
+        args = tuple(_known(record, given.get(key)) for key in ("mask", "value", "input"))
+        return _where(record, *args)
+    if node.kwargs:
+        return None
+    if name == "where" and len(args) == 3:
+        return _where(record, *((args[1], args[0], args[2]) if node.op == "call_method" else args))
+    if name == "index_put" and len(args) == 3:
+        return _put(record, *args)
+    if name == "mul" and len(args) == 2:
+        kinds = {_type(record, one) for one in args}
+        return (operator.mul, args) if kinds == {torch.bool, torch.float32} else None
+    if name in _CASTS and _said(record, args[0]) is not None:
+        return None, args[:1]
+    return None
+
+
+def _where(record: Record, where: Any, one: Any, other: Any) -> Call | None:
+    if not _is_truth(record, where):
+        return None
+    floats, numbers = (
+        [of(x) for x in (one, other)] for of in (partial(_is_float, record), _is_number)
+    )
+    if all(floats):
+        return chosen, (where, one, other)
+    if not all(is_float or is_number for is_float, is_number in zip(floats, numbers, strict=True)):
+        return None
+    found: Any = where if all(numbers) else one if floats[0] else other
+    for number, answer in ((one, 1.0), (other, 0.0)):
+        if _is_number(number):
+            found = replaced, (found, where, float(number), answer)
+    return found  # type: ignore[no-any-return]
+
+
+def _put(record: Record, x: Any, places: Any, value: Any) -> Call | None:
+    """One number where a mask of the same shape says so."""
+    number = value.args[-1] if called_name(value) == "new_full" and len(value.args) == 3 else None
+    same = len(places) == 1 and _is_truth(record, places[0])
+    same = same and record.values[places[0]].shape == record.values[x].shape
+    return _where(record, places[0], number, x) if same and _is_number(number) else None
+
+
+def _said(record: Record, node: Any) -> Call | None:
+    """How truth is computed from numbers; None where it is not known."""
+    name, args = called_name(node), getattr(node, "args", ())
+    if name in ("any", "all"):
+        return _of_several(record, node)
+    if not name or node.kwargs or not 1 <= len(args) <= 2:
+        return None
+    args = tuple(_known(record, one) for one in args)
+    if all(_is_truth(record, one) for one in args):
+        if len(args) == 1:
+            return (compared, (*args, 0, "eq")) if name in _NOT else None
+        if name in _DIFFER:
+            return compared, (*args, _DIFFER[name])
+        return (_OF_TWO[name], args) if name in _OF_TWO else None
+    if name in _OF_ONE and len(args) == 1:
+        return _OF_ONE[name](*args) if _is_float(record, args[0]) else None
+    floats = [_is_float(record, one) for one in args]
+    if name not in _SWAPPED or len(args) == 1 or not any(floats):
+        return None
+    if not all(is_float or _is_number(one) for is_float, one in zip(floats, args, strict=True)):
+        return None
+    return (compared, (*args, name)) if floats[0] else (compared, (*args[::-1], _SWAPPED[name]))
+
+
+def _of_several(record: Record, node: fx.Node) -> Call | None:
+    """`any` or `all` along dimensions."""
+    given = bound(node, ("input", "dim", "keepdim"))
+    x, dims = given.pop("input"), given.get("dim")
+    if not _is_truth(record, x) or not isinstance(dims, (int, tuple, list)):
+        return None
+    if called_name(node) == "any":
+        return torch.amax, (x, dims, given.get("keepdim", False))
+    other = torch.amax, ((compared, (x, 0, "eq")), dims, given.get("keepdim", False))
+    return compared, (other, 0, "eq")
+
+
+def _moved(record: Record, node: fx.Node) -> Any:
+    """The truth that `node` only moves; None if it does anything else."""
+    first = node.args[0] if node.args else None
+    truths = [one for one in node.all_input_nodes if _is_truth(record, one)]
+    return first if called_name(node) in _MOVES and truths == [first] else None
+
+
+def _known(record: Record, value: Any) -> Any:
+    """The number of a node that returns the same one in each call."""
+    fixed = isinstance(value, fx.Node) and value in record.fixed
+    return record.values[value] if fixed else value
+
+
+def _is_truth(record: Record, node: Any) -> bool:
+    return _type(record, node) is torch.bool
+
+
+def _is_float(record: Record, node: Any) -> bool:
+    return _type(record, node) is torch.float32
+
+
+def _type(record: Record, node: Any) -> torch.dtype | None:
+    seen = record.tensor(node) if isinstance(node, fx.Node) else None
+    return seen.dtype if seen else None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether kernels can be given `value`, as torch takes it."""
+    return type(value) in (int, float) and not _LARGEST < abs(value) < math.inf
+
+
+_LARGEST = torch.finfo(torch.float32).max
+_CASTS = ("float", "to", "type_as")
+_SWAPPED = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}
+"""Each comparison, and the one that holds for its operands the other way round."""
+_MOVES = {
+    *("unsqueeze", "squeeze", "view", "reshape", "flatten", "unflatten", "permute", "transpose"),
+    *("expand", "expand_as", "view_as", "repeat", "repeat_interleave", "getitem", "contiguous"),
+    *("clone", "roll", "flip", "broadcast_to", "movedim", "select", "narrow"),
+}
+_NOT = {"invert", "__invert__", "bitwise_not", "logical_not"}
+_DIFFER = {
+    **dict.fromkeys(("xor", "__xor__", "bitwise_xor", "logical_xor", "ne"), "ne"),
+    "eq": "eq",
+}
+_OF_TWO: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("and", "__and__", "bitwise_and", "logical_and", "mul"), operator.mul),
+    **dict.fromkeys(("or", "__or__", "bitwise_or", "logical_or"), torch.maximum),
+}
+"""What numbers for truth are computed with, as truth is by these names."""
+_OF_ONE: dict[str, Callable[[Any], Call]] = {
+    "isnan": lambda x: (compared, (x, x, "ne")),
+    "isinf": lambda x: (compared, ((torch.abs, (x,)), math.inf, "eq")),
+    "isfinite": lambda x: (compared, ((torch.abs, (x,)), math.inf, "lt")),
+}

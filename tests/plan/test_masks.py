@@ -1,0 +1,124 @@
+"""Truth as numbers: what is written in between, what is returned, what is constant."""
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc import kernels
+from nhwc.plan.binding import bind
+from nhwc.plan.scene import scene_of
+
+from .test_native import Net, chosen, images, names
+
+pytestmark = pytest.mark.skipif(
+    not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
+)
+
+
+class Choosing(Net):
+    """A convolution, and what a function chooses of its result."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.conv, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.register_buffer("places", torch.rand(7, 6) > 0.5)
+        self.register_buffer("least", torch.tensor(0.1))
+
+    def forward(self, x):
+        return self.last(self.function(self, self.conv(x)))
+
+
+def planned(model, *inputs):
+    """The model as a graph, its plan, and the kernels in it."""
+    graph = nhwc.fuse(model.eval())
+    scene = scene_of(graph, inputs)
+    choice = chosen(scene)
+    return graph, bind(scene, choice), names(choice)
+
+
+def put(x, mask):
+    x = x.clone()
+    x[mask] = 0.25
+    return x
+
+
+def kept(net, x):
+    truth = x > 0
+    x.add_(1)
+    return x * truth
+
+
+def written(net, x):
+    truth = x > 0
+    truth.logical_not_()
+    return x * truth
+
+
+OURS = {
+    "a constant": lambda net, x: x.masked_fill(~net.places, 0.0),
+    "a threshold that is held": lambda net, x: torch.where(x > net.least, x, net.least),
+    "what is put there": lambda net, x: put(x, x > 0.5),
+    "truth of what is written to later": kept,
+    "the same truth twice": lambda net, x: (
+        torch.where(x > 0, x, -x) + torch.where(x.mean(1, True) > 0, x, x * 2)
+    ),
+    "scores": lambda net, x: x.masked_fill(x > x.mean(3, True) + 0.5, -torch.inf).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_our_kernels_choose(name):
+    (x,) = images((2, 8, 7, 6))
+    graph, program, kernels = planned(Choosing(OURS[name]), x)
+    assert all(kernel.startswith("nhwc") for kernel in kernels), kernels
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(program(given), graph(given), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_truth_that_is_written_to_stays():
+    (x,) = images((2, 8, 7, 6))
+    graph, program, kernels = planned(Choosing(written), x)
+    assert "torch" in kernels
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+class Given(Choosing):
+    """Is told where to choose."""
+
+    def forward(self, x, truth):
+        return self.last(self.conv(x).masked_fill(truth, -1.0) * truth)
+
+
+@torch.no_grad()
+def test_truth_that_is_given_becomes_numbers():
+    (x,) = images((2, 8, 7, 6))
+    truth = torch.rand(2, 1, 7, 6) > 0.5
+    graph, program, kernels = planned(Given(None), x, truth)
+    assert kernels.count("torch") == 1, kernels
+    for given in (truth, ~truth):
+        torch.testing.assert_close(program(x, given), graph(x, given), rtol=1e-4, atol=1e-5)
+
+
+class Showing(Choosing):
+    """Returns what it chose by, too."""
+
+    def forward(self, x):
+        x = self.conv(x)
+        truth = x > 0
+        return self.last(x * truth), truth
+
+
+@torch.no_grad()
+def test_truth_that_is_returned_is_truth():
+    (x,) = images((2, 8, 7, 6))
+    graph, program, _ = planned(Showing(None), x)
+    made, truth = program(x)
+    wanted, expected = graph(x)
+    assert truth.dtype is torch.bool
+    assert torch.equal(truth, expected)
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
