@@ -711,3 +711,21 @@ def test_models_of_timm(name, side):
     assert captured.opaque
     assert sized.opened == captured.opaque
     assert verify(observe(model, [(x,)]), sized.graph).passed
+
+
+class Wrapping(nn.Module):
+    """Asks for the result of a part that decides by data: all sizes stop at the question."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net(by_value)
+
+    def forward(self, x):
+        y = self.inner(x)
+        return x if y is None else y * 2
+
+
+def test_what_ends_a_run_with_sizes_known_is_told_though_the_model_can_be_called_as_a_whole():
+    [whole] = [part for part in force(Wrapping().eval(), image()).report.opaque if not part.path]
+    assert whole.reason.startswith("it asks whether the result of a part that cannot be traced")
+    assert "; with sizes known, it branches on data" in whole.reason

@@ -54,7 +54,7 @@ def for_sizes(
     opened = tuple(part for part in opaque if not any(_within(part.path, path) for path in shut))
     opened += closed_calls
     if opaque and not opened:
-        return None, closed.get(around, "")
+        return None, sized.meta["stopped"] or closed.get(around, "")
     reports = tuple(rewrite(sized) for rewrite in passes)
     if not opened and not any(report.applied for report in reports):
         return None, ""

@@ -33,6 +33,7 @@ from ..nodes.shapes import is_size
 from ..report import Opaque
 from .asked import asking
 from .captured import graph_module, renamed, unwrap_layers
+from .explained import explain
 from .recorded import MOST, record_run, spare_writes
 from .traced import Attribute, TracedValue
 from .tracer import Tracer
@@ -51,7 +52,8 @@ def capture_sized(
 
     The trace goes into the opaque parts that `graph` calls and into functions under
     `torch.fx.wrap`. The result shares every module and tensor with `graph`. It raises whatever
-    stops the trace outside of such a part.
+    stops the trace outside of such a part. Its `meta` says as `stopped` what ended a run with such
+    parts open, if anything did.
 
     >>> from .captured import capture
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
@@ -70,6 +72,7 @@ def capture_sized(
         keeps = _is_changed(before)
         copy = _with_functions_open(renamed(graph.graph))
         root = fx.GraphModule(graph, copy, type(graph).__name__)
+        stopped = ""
         with undrawn(), _without_nested():
             try:
                 traced, opaque = record_run(root, inputs)
@@ -81,8 +84,10 @@ def capture_sized(
                     traced, opaque = _traced(root, inputs)
                 except Exception:
                     raise error from None
+                stopped = explain(error)
         result = graph_module(traced, root, type(graph).__name__)
         result.meta["unset"] = root.meta.get("unset", ())
+        result.meta["stopped"] = stopped
         result = unwrap_layers(result, root)
     if keeps and not _answers_others(graph, result, inputs):
         raise fx.proxy.TraceError("what its first call keeps depends on the numbers it is given")
