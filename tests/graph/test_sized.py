@@ -729,3 +729,16 @@ def test_what_ends_a_run_with_sizes_known_is_told_though_the_model_can_be_called
     [whole] = [part for part in force(Wrapping().eval(), image()).report.opaque if not part.path]
     assert whole.reason.startswith("it asks whether the result of a part that cannot be traced")
     assert "; with sizes known, it branches on data" in whole.reason
+
+
+def uncast(self, x):
+    with torch.autocast("cpu", torch.float32):
+        return self.norm(self.conv(x))
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype")
+def test_autocast_to_a_type_that_torch_ignores_changes_nothing():
+    model, x = net(uncast), image()
+    fast = force(model, x)
+    assert runs_program(fast, x)
+    close(fast(x), copy.deepcopy(model)(x))

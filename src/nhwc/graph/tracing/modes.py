@@ -11,5 +11,6 @@ _KINDS = ("cpu", "cuda")
 
 def modes() -> tuple[object, ...]:
     """Return the global modes that a graph would not set: gradients and autocast."""
-    kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
-    return torch.is_grad_enabled(), *kinds
+    # torch.autocast("cpu", torch.float32) sets a type and enables nothing.
+    cast = [torch.get_autocast_dtype(k) if torch.is_autocast_enabled(k) else None for k in _KINDS]
+    return torch.is_grad_enabled(), *cast
