@@ -27,6 +27,14 @@ def stochastic():
     return import_torchvision().ops.StochasticDepth(0.5, "row")
 
 
+class Priced(nn.Identity):
+    """As MONAI's DiNTS has them: what an operator costs beside what it does."""
+
+    def __init__(self):
+        super().__init__()
+        self.cost = 3
+
+
 GOES = {
     "instance norm": (
         lift_functional,
@@ -56,6 +64,10 @@ GOES = {
     ),
     "stochastic depth": (eliminate_dropout, lambda: nn.Sequential(nn.ReLU(), stochastic())),
     "identity": (eliminate_identity, lambda: nn.Sequential(nn.Identity(1, a=2), nn.ReLU())),
+    "an identity of a class of its own": (
+        eliminate_identity,
+        lambda: nn.Sequential(Priced(), nn.ReLU()),
+    ),
     "only an identity": (eliminate_identity, lambda: nn.Sequential(nn.Identity())),
     "constants": (fold_constants, lambda: call(_computed, c=nn.Conv2d(4, 4, 1))),
     "conv2d": (lift_functional, lambda: call(_conv, c=nn.Conv2d(4, 4, 3))),

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx, nn
 
 from ..graph import erase, module_of
-from ..graph.modules.leaves import unlike_class
+from ..graph.modules.leaves import computes_as, unlike_class
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._reporting import reported
 
 
 def eliminate_identity(gm: fx.GraphModule) -> PassReport:
-    """Remove every nn.Identity without hooks."""
+    """Remove every nn.Identity without hooks, and layers that inherit its `forward`."""
     sites = []
     for node in list(gm.graph.nodes):
-        module, value = module_of(node), input_of(node)
-        if type(module) is not nn.Identity:
+        module: Any = module_of(node)
+        value = input_of(node)
+        if not computes_as(module, nn.Identity):
             continue
         reason = unlike_class(module) or ("" if value is not None else "its input is constant")
         if not reason and value is not None:
