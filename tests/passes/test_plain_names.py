@@ -35,6 +35,8 @@ RENAMED = {
     "split": (lambda m, x: x.split_with_sizes([2, 4], 1)[1], "split"),
     "greater": (lambda m, x: torch.greater(x, 0), torch.gt),
     "expit": (lambda m, x: torch.special.expit(x), torch.sigmoid),
+    "an einsum of one": (lambda m, x: torch.einsum("n c h w -> nhcw", x), torch.permute),
+    "an einsum of a list": (lambda m, x: torch.einsum("nchw->wnhc", [x]), torch.permute),
     "softmax": (lambda m, x: torch.special.softmax(x, 1), torch.softmax),
 }
 
@@ -56,7 +58,9 @@ def test_a_call_has_one_name(name):
 def test_what_has_its_names_already_stays():
     def code(m, x):
         y = torch.split_with_sizes(x, split_sizes=[2, 4], dim=1)[1]
-        return m.norm(x)[:, 2:] + F.softmax(y, dim=1)
+        sums = torch.einsum("nchw->nch", x)[..., None] + torch.einsum("nchw, nchw -> nchw", x, x)
+        diagonals = torch.einsum("ncww->ncw", x[..., :4, :])[..., None]
+        return m.norm(x)[:, 2:] + F.softmax(y, dim=1) + (sums[..., :4, :] + diagonals)[:, 2:, :1]
 
     net = Block(code).eval()
     net.norm = nn.BatchNorm2d(6)

@@ -564,6 +564,18 @@ PRODUCTS = {
         lambda x, y: torch.einsum("nchw, nhwdo -> nodc", x, y),
         ((2, 3, 4, 5), (2, 4, 5, 6, 7)),
     ),
+    "an einsum of batches": (
+        lambda x, y: torch.einsum("...si,...id->...sd", x, y),
+        ((2, 3, 7, 16), (2, 3, 16, 5)),
+    ),
+    "an einsum that names no result": (
+        lambda x, y: torch.einsum("bji,kj", x, y),
+        ((2, 5, 6), (7, 5)),
+    ),
+    "an einsum of fewer batches": (
+        lambda x, y: torch.einsum("...i,io", x, y),
+        ((2, 5, 6), (6, 7)),
+    ),
     "activations with settings": (
         lambda x: F.gelu(F.leaky_relu(F.hardtanh(x, 0, 6) - 3, 0.2), approximate="tanh"),
         (IMAGE,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from typing import Any
 
@@ -55,6 +56,11 @@ def plain_names(gm: fx.GraphModule) -> PassReport:
     for node in gm.graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
+        order = _order_of(node)
+        if order is not None:
+            sites.append(Site(name_of(node), "permute", True))
+            node.target, node.args = torch.permute, (node.all_input_nodes[0], order)
+            continue
         known = _FUNCTIONS if node.op == "call_function" else _METHODS
         target, kwargs = known.get(node.target, node.target), dict(node.kwargs)
         if target in (torch.split, "split") and not kwargs.keys() <= {"dim"}:
@@ -66,6 +72,17 @@ def plain_names(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), str(getattr(target, "__name__", target)), True))
         node.target, node.kwargs = target, kwargs
     return reported(gm, "plain_names", sites)
+
+
+def _order_of(node: fx.Node) -> tuple[int, ...] | None:
+    """In which order an `einsum` of one tensor puts its dimensions; None if it does more."""
+    if node.target is not torch.einsum or len(node.all_input_nodes) != 1 or node.kwargs:
+        return None
+    text = node.args[0]
+    match = re.fullmatch(r"([a-zA-Z]+)->([a-zA-Z]+)", re.sub(r"\s", "", str(text)))
+    if match is None or not sorted({*match[1]}) == sorted(match[1]) == sorted(match[2]):
+        return None
+    return tuple(map(match[1].index, match[2]))
 
 
 def _is_torchs(node: fx.Node) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,7 +88,8 @@ def pair_product(record: Record, layer: Layer) -> Implementation | None:
     out = record.values[layer.node].shape
     if len(nodes) != 2 or not {*nodes} <= {*layer.inputs} or layer.node.kwargs:
         return None
-    found = _pair_of(text)
+    ranks = [len(record.values[node].shape) for node in nodes]
+    found = _pair_of(_spelled(text, ranks)) if isinstance(text, str) else None
     if found is None:
         return None
     places = [layer.inputs.index(node) for node in nodes]
@@ -121,13 +124,30 @@ class _Pair(NamedTuple):
     kinds: tuple[str, str, str, str]
 
 
-def _pair_of(text: object) -> _Pair | None:
+def _spelled(text: str, ranks: Sequence[int]) -> str:
+    """An equation of two tensors of so many dimensions, with a letter for each and a result.
+
+    >>> _spelled("...si, ...id -> ...sd", (3, 4)), _spelled("bji,kj", (3, 2))
+    ('Bsi,ABid->ABsd', 'bji,kj->bik')
+    """
+    given, arrow, result = text.replace(" ", "").partition("->")
+    parts = given.split(",")
+    spare = [one for one in string.ascii_uppercase if one not in text]
+    hidden = [rank - len(part.replace("...", "")) for part, rank in zip(parts, ranks, strict=True)]
+    most = max(hidden)
+    full = [
+        part.replace("...", "".join(spare[most - count : most]))
+        for part, count in zip(parts, hidden, strict=True)
+    ]
+    batch = "".join(spare[:most])
+    once = sorted(one for one in set(given) - {*".,"} if given.count(one) == 1)
+    result = result.replace("...", batch) if arrow else batch + "".join(once)
+    return f"{','.join(full)}->{result}"
+
+
+def _pair_of(text: str) -> _Pair | None:
     """The letters of an equation; None where one is repeated, or summed in one tensor alone."""
-    match = (
-        re.fullmatch(r"(\w+),(\w+)->(\w+)", text.replace(" ", ""))
-        if isinstance(text, str)
-        else None
-    )
+    match = re.fullmatch(r"(\w+),(\w+)->(\w+)", text)
     if match is None:
         return None
     left, right, result = match.groups()
