@@ -742,6 +742,19 @@ def test_windows_go_back_to_where_they_came_from(window, sums):
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
+def test_windows_go_back_to_a_size_that_is_asked_for():
+    (x,) = images((2, 8, 8, 6))
+
+    def patched(x):
+        windows = F.unfold(x, 2, stride=2).relu()
+        return F.fold(windows, output_size=x.shape[2:], kernel_size=(2, 2), stride=(2, 2)) * 2
+
+    graph, program, chosen = lowered(patched, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), graph(x))
+
+
 class Boxes(Net):
     """Corners from distances, as detectors have them: the first half of a whole, and anchors."""
 

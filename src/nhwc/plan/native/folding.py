@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...graph import bound
 from ...kernels.layers.elementwise import add_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved, as_image, settled
@@ -33,7 +32,9 @@ _LEFT_OUT = {"dilation": 1, "padding": 0, "stride": 1}
 
 def fold(call: OperatorCall) -> Implementation | None:
     """Our kernel for a call of `F.fold` or of its module on windows of several images."""
-    given = vars(call.module) if call.module is not None else bound(call.node, _ARGUMENTS)
+    given = vars(call.module) if call.module is not None else call.settings(_ARGUMENTS)
+    if given is None:
+        return None
     sizes: dict[str, Any] = {
         name: _pair(given.get(name, _LEFT_OUT.get(name))) for name in _ARGUMENTS[1:]
     }
@@ -77,7 +78,7 @@ def _groups(sizes: dict[str, Any]) -> list[Tensor]:
 
 
 def _pair(value: Any) -> Any:
-    """Two numbers; None where the model computes them."""
+    """Two numbers; None where they are something else."""
     values = (value, value) if type(value) is int else value
     plain = isinstance(values, (tuple, list)) and all(type(one) is int for one in values)
     return tuple(values) if plain else None
