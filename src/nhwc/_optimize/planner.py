@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,8 +84,12 @@ def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized 
 
 def bare(task: OptimizeTask, graph: fx.GraphModule, reason: str) -> Planned:
     """`graph` without plans, and why."""
-    told = (Told(PlanReport(describe(one), (), 0, 0, reason)) for one in task.examples)
-    return Planned(Optimized(graph, pool=task.pool), tuple(told))
+    return Planned(Optimized(graph, pool=task.pool), refusals(reason, task.examples))
+
+
+def refusals(reason: str, examples: Iterable[tuple[Any, ...]]) -> tuple[Told, ...]:
+    """What is told of examples that all have no plan for the same reason."""
+    return tuple(Told(PlanReport(describe(one), (), 0, 0, reason)) for one in examples)
 
 
 def _with_parts(

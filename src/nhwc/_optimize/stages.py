@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ from ..plan.measuring import Leisure
 from ..shown import described, shown
 from ..verify import Verification, answer
 from .contest import Turns, take_turns, winner
-from .planner import Planned, bare, plan_model
+from .planner import Planned, bare, plan_model, refusals
 from .report import OptimizeReport
 from .returned import return_as
 from .rewritten import Rewritten, captured_for, checked, closed, rewrite
@@ -244,7 +245,10 @@ def _planned_soundly(
         if found.passed:
             return _Judged(planned, found, exact=True)
     if not found.passed and any(sized):
+        why = f"with sizes known, the plan {found.difference}"
+        refused = refusals(why, compress(task.examples, sized))
         planned = plan_model(task, rewritten.graph, [None for _ in sized])
+        planned = replace(planned, told=(*refused, *planned.told))
         found = judged(planned)
     reason = None if found.passed else judge.why_unlike()
     if reason:

@@ -62,19 +62,25 @@ class Verification:
         """The check that came nearest to its bound, or went furthest over it."""
         return max(self.checks, key=_severity, default=None)
 
-    def require(self) -> None:
-        """Raise VerificationError unless every check passed."""
+    @property
+    def difference(self) -> str:
+        """Where the rewritten model differs, and by how much; empty if every check passed."""
         worst = self.worst
         if worst is None or self.passed:
-            return
+            return ""
         why = worst.reason or (
             f"relative error {worst.error:.2g} where eager's own is {worst.eager_error:.2g} "
             f"and {worst.allowed:.2g} is allowed"
         )
-        raise VerificationError(
-            f"the rewritten model differs in {worst.output} on input {worst.input}: {why}. "
-            "The original is untouched; leave out passes to find the one at fault."
-        )
+        return f"differs in {worst.output} on input {worst.input}: {why}"
+
+    def require(self) -> None:
+        """Raise VerificationError unless every check passed."""
+        if not self.passed:
+            raise VerificationError(
+                f"the rewritten model {self.difference}. "
+                "The original is untouched; leave out passes to find the one at fault."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return {
