@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 import nhwc
 from nhwc import kernels
@@ -1065,12 +1066,35 @@ def test_rows_that_lie_otherwise_and_a_residual():
     torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
 
 
+class Collects(nn.Module):
+    """Tokens of an image in torch's order, of which a block adds to each: all are returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.layer = nn.Conv2d(3, 24, 4, 4), nn.Linear(24, 24)
+        self.places = nn.Parameter(torch.randn(1, 20, 24))
+
+    def forward(self, x):
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        more = tokens + self.layer(tokens)
+        return more, [tokens, more.transpose(1, 2).relu()]
+
+
+@torch.no_grad()
+def test_rows_are_returned_in_the_strides_that_torch_gives_them():
+    (x,) = images((3, 3, 16, 20))
+    graph, program, chosen = lowered(Collects().eval(), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    for result, wanted in zip(*map(tree_leaves, (program(x), graph(x))), strict=True):
+        assert result.stride() == wanted.stride()
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: x.chunk(2, dim=1)[1],
         lambda x: x[:, 1:3],
-        lambda x: x.transpose(1, 2).relu(),
         nn.AdaptiveAvgPool2d(1),
         nn.AvgPool2d(2),
         nn.PReLU(8),

@@ -79,12 +79,13 @@ def _known(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Impleme
 def _fits(record: Record, layer: Layer) -> bool:
     """Whether all inputs and outputs are float32 on the CPU.
 
-    What the model returns has the strides that torch gives it: we know those of images, and those
-    of contiguous tensors.
+    What the model returns has the strides that torch gives it: we know those of images, those of
+    contiguous tensors, and those that a copy brings about.
     """
     result, spec = record.values.get(layer.node), layer.spec
     strided = isinstance(result, Seen) and result.layout is not Format.CONTIGUOUS
-    if strided and len(result.shape) not in (1, 2, 4, 5) and is_returned(layer.node):  # type: ignore[union-attr]
+    known = not strided or len(result.shape) in (1, 2, 4, 5) or layer.node in record.strides  # type: ignore[union-attr]
+    if not known and is_returned(layer.node):
         return False
     # Arithmetic may be given a tensor without dimensions, as a choice may.
     name = spec.name if isinstance(spec, OperatorSpec) else ""
