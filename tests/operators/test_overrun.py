@@ -44,6 +44,14 @@ def test_an_audit_of_a_backward_pass_refuses_it():
     assert nhwc.audit(model, x.requires_grad_(), backward=True).calls
 
 
+def test_training_refuses_it_whatever_the_stride_is_said_by():
+    data = synthetic(batch_size=4, shape=(16, 16, 3), classes=8, batches=1)
+    model = narrowing()
+    model[0].stride = 2
+    with pytest.raises(InputError, match=r"with stride \(2, 2\)"):
+        nhwc.train(model, data, Recipe(channels_last=True))
+
+
 def test_training_refuses_it():
     data = synthetic(batch_size=4, shape=(16, 16, 3), classes=8, batches=1)
     with pytest.raises(InputError, match="weight gradient of 0 past its memory"):

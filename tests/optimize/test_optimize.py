@@ -241,6 +241,35 @@ def test_every_activation_is_the_same_behind_a_kernel(activation, image):
     close(force(model, image)(image), model(image))
 
 
+class Functional(nn.Conv2d):
+    def forward(self, x):
+        return nn.functional.conv2d(x, self.weight, self.bias, stride=[2], padding=[1])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 8, 3, stride=(2,)),
+        nn.Conv2d(3, 8, 3, padding=[1]),
+        nn.Conv2d(3, 8, 3, padding="same", dilation=(2,)),
+        nn.ConvTranspose2d(3, 8, 3, (2,), (1,), (1,)),
+        Functional(3, 8, 3),
+    ],
+)
+@torch.no_grad()
+def test_a_number_for_all_sides_may_stand_in_a_list(layer, image):
+    model = nn.Sequential(layer, nn.ReLU()).eval()
+    close(force(model, image)(image), model(image))
+
+
+@torch.no_grad()
+def test_a_number_for_all_sides_may_be_set_alone(image):
+    layer = nn.Conv2d(3, 8, 3, padding=1)
+    layer.stride, layer.padding, layer.dilation = 2, 0, 1
+    model = nn.Sequential(layer, nn.ReLU()).eval()
+    close(force(model, image)(image), model(image))
+
+
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.Sigmoid(), nn.Tanh()])
 @torch.no_grad()
 def test_activations_that_have_no_inplace_form(activation, image):

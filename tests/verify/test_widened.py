@@ -135,6 +135,7 @@ CONVOLUTIONS = {
     "image": (nn.Conv2d(4, 6, 3, 2, padding=(2, 1), bias=False), (2, 4, 12, 7)),
     "around": (nn.Conv2d(4, 6, 3, padding=(1, 2), padding_mode="circular"), (1, 4, 9, 8)),
     "as large as the input": (nn.Conv2d(4, 6, 3, padding="same"), (1, 4, 9, 8)),
+    "a number for all sides": (nn.Conv2d(4, 6, 3, (2,), (1,), (1,)), (1, 4, 12, 8)),
     "one image alone": (nn.Conv2d(4, 6, 3), (4, 9, 8)),
 }
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+from .windows import sides_of
+
 _LANES = 16
 """Numbers of a register with AVX-512; AVX2 has 8."""
 
@@ -40,7 +42,8 @@ def layers_that_overrun(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d]]:
             padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
             # Not the weight's own shape: lazy ones have none, and sharded ones another.
             weight = (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
-            if overruns(weight, stride=layer.stride, padding=padding, groups=layer.groups):
+            stride, padding = (sides_of(one, 2) for one in (layer.stride, padding))
+            if overruns(weight, stride=stride, padding=padding, groups=layer.groups):
                 yield path, layer
 
 
@@ -49,5 +52,5 @@ def overrun_told(path: str, layer: nn.Conv2d) -> str:
     return (
         f"torch may write the weight gradient of {path or 'the model'} past its memory on a CPU in "
         f"channels last: a 1x1 convolution of {layer.in_channels} channels with stride "
-        f"{tuple(layer.stride)}."
+        f"{sides_of(layer.stride, 2)}."
     )

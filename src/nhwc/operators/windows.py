@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn.modules.conv import _ConvNd
+
+_SIDES = ("stride", "padding", "dilation", "output_padding")
+
 
 def places(
     length: Any,
@@ -26,3 +30,24 @@ def places(
         return free // stride + 1
     count = (free + stride - 1) // stride + 1
     return count - 1 if (count - 1) * stride >= length + padding else count
+
+
+def sides_of(given: Any, count: int) -> tuple[int, ...]:
+    """A number for each side of an image, of which torch takes one for all, alone or in a list.
+
+    >>> sides_of([2], 2), sides_of(2, 2), sides_of((1, 2), 2)
+    ((2, 2), (2, 2), (1, 2))
+    """
+    sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    return sides * count if len(sides) == 1 else sides
+
+
+def tell_sides(layer: _ConvNd) -> None:
+    """Set a convolution to a number for each side.
+
+    A pad that is no zeros goes by numbers of its own, which one number means otherwise.
+    """
+    for name in _SIDES:
+        given = getattr(layer, name)
+        if not isinstance(given, str) and (name != "padding" or layer.padding_mode == "zeros"):
+            setattr(layer, name, sides_of(given, len(layer.kernel_size)))

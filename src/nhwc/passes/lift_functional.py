@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from ..graph import add_module, attribute, bound
 from ..graph.modules.layers import BatchNorm, PlainInstanceNorm
 from ..graph.nodes.names import CONSTANT, is_made
 from ..graph.report import PassReport, Site
+from ..operators.windows import tell_sides
 from ._folding_sites import name_of, path_around
 from ._reporting import reported
 
@@ -198,6 +200,8 @@ def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, 
         sizes = _sizes(kind, weight, options)
         options = {k: v for k, v in options.items() if k in inspect.signature(kind).parameters}
         module = build(*sizes, bias="bias" in tensors, device="meta", **options)
+        if isinstance(module, _ConvNd):
+            tell_sides(module)
     for name in ("weight", "bias"):
         if name in tensors:
             setattr(module, name, _parameter(tensors[name]))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..machine.host_memory import apart
 from ..models.preserve import copy_as_is
 from ..models.trees import tensors_of
+from ..operators.windows import sides_of
 
 _LARGE = 1 << 16
 """A weight of at least this many numbers is widened anew for each run of its module."""
@@ -183,13 +184,16 @@ class _Sliced:
 
     @classmethod
     def of(cls, module: nn.Conv2d | nn.Conv3d) -> _Sliced:
-        first, *others = map(int, module.padding)
-        if module.padding_mode == "zeros":
+        zeros = module.padding_mode == "zeros"
+        count = len(module.kernel_size)
+        first, *others = map(int, sides_of(module.padding, count if zeros else 1))
+        if zeros:
             mode, around, left = "constant", (*[0] * 2 * len(others), first, first), (0, *others)
         else:
             mode, left = module.padding_mode, (0,) * (1 + len(others))
             around = tuple(n for side in reversed((first, *others)) for n in (side, side))
-        return cls(mode, around, module.stride, left, module.dilation, module.groups)
+        stride, dilation = (sides_of(one, count) for one in (module.stride, module.dilation))
+        return cls(mode, around, stride, left, dilation, module.groups)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         alone = x.ndim < weight.ndim

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.conv import _ConvNd
 
 from ...errors import InputError
 from ...models.kinds import check_initialized, unwrapped
 from ...models.preserve import mark_generators, undrawn
+from ...operators.windows import tell_sides
 from ..code.mentions import mentions_of
 from ..effects.across import read_across
 from ..effects.state import State
@@ -110,6 +112,7 @@ def _settle(model: nn.Module) -> None:
     """Give torch's own layers plain settings: `Conv2d(numpy.int64(8), ...)` keeps what it is given.
 
     A `forward` that is the class's own is taken off, which a copy of the layer would call.
+    Convolutions that were given one number for all sides, `stride=(2,)`, get one for each.
 
     >>> import numpy
     >>> layer = nn.MaxPool2d(numpy.int64(2))
@@ -127,6 +130,8 @@ def _settle(model: nn.Module) -> None:
             held = value if isinstance(value, tuple | list) else (value,)
             if any(map(is_derived, held)):
                 settings[name] = all_plain(value)
+        if isinstance(layer, _ConvNd):
+            tell_sides(layer)
 
 
 def capture_closed(model: nn.Module, reason: str) -> Captured:
