@@ -312,6 +312,30 @@ def test_a_layer_by_the_name_of_a_function_is_itself():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
+def by_name_of_torchs(name):
+    """An operator of somebody else that does something else than torch's of this name."""
+
+    def compute(x: torch.Tensor, n: int = 1) -> torch.Tensor:
+        return x.flip(1) * 2 + n
+
+    made = torch.library.custom_op(f"nhwc_test_others::{name}", compute, mutates_args=())
+    made.register_fake(lambda x, n=1: torch.empty_like(x))
+    return getattr(torch.ops.nhwc_test_others, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("abs", ()), ("hardswish", ()), ("clone", ()), ("mul", (1,)), ("var", (1,)), ("glu", (1,))],
+)
+@torch.no_grad()
+def test_an_operator_of_others_by_the_name_of_torchs_is_theirs(name, given):
+    (x,) = images((2, 8, 7, 6))
+    operator = by_name_of_torchs(name)
+    expected = operator(x * 2, *given) + 1
+    _graph, program, _ = lowered(lambda x: operator(x * 2, *given) + 1, x)
+    torch.testing.assert_close(program(x), expected)
+
+
 class Wrapping(Net):
     """Makes tensors of tensors, as MONAI does."""
 

@@ -160,6 +160,17 @@ def without_writing(name: str) -> str:
     return name if name.endswith("__") else name.removesuffix("_")
 
 
+def torchs_name(called: Any) -> str:
+    """The name of a function or method, empty for an operator of others, whatever that does.
+
+    >>> torchs_name(torch.relu), torchs_name("relu"), torchs_name(torch.ops.quantized.relu6)
+    ('relu', 'relu', '')
+    """
+    packet = isinstance(called, torch._ops.OpOverloadPacket)
+    foreign = packet and not called._qualified_op_name.startswith("aten::")
+    return "" if foreign else str(getattr(called, "__name__", called))
+
+
 @cache
 def is_pointwise(name: str) -> bool:
     """Whether each number of a result is made of those at its place, as torch's own tags say.

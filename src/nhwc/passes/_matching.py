@@ -18,7 +18,7 @@ from ..graph.modules.mended import Cat, ChannelNorm, SpelledNorm
 from ..graph.nodes.edit import numbers_given
 from ..graph.nodes.seen import seen_at
 from ..operators.activations import of_call, of_module
-from ..operators.kinds import arithmetic_of
+from ..operators.kinds import arithmetic_of, torchs_name
 
 
 def arithmetic(node: fx.Node) -> str | None:
@@ -215,7 +215,7 @@ def is_softmax(node: fx.Node) -> bool:
 
 def is_product(node: fx.Node) -> bool:
     """Whether `node` is a product of two tensors."""
-    known = node.target in _PRODUCTS or getattr(node.target, "__name__", "") == "matmul"
+    known = node.target in _PRODUCTS or torchs_name(node.target) == "matmul"
     both = len(node.args) == 2 and all(isinstance(one, fx.Node) for one in node.args)
     return node.op in ("call_function", "call_method") and known and both and not node.kwargs
 

@@ -15,6 +15,7 @@ from ..graph import add_module, bound, erase
 from ..graph.modules.ordered import Reduced
 from ..graph.nodes.ranks import ranks_of
 from ..graph.report import PassReport, Site
+from ..operators.kinds import torchs_name
 from ._folding_sites import name_of
 from ._reporting import reported
 
@@ -26,7 +27,7 @@ def mend_reduction(gm: fx.GraphModule) -> PassReport:
     sites = []
     ranks = ranks_of(gm.graph)
     for node in list(gm.graph.nodes):
-        kind = str(getattr(node.target, "__name__", node.target))
+        kind = torchs_name(node.target)
         if node.op not in ("call_function", "call_method") or kind not in _KINDS:
             continue
         given = bound(node, ("input", "dim", "keepdim"))

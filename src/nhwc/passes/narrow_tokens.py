@@ -24,7 +24,7 @@ from ..graph.nodes.memory import exposed
 from ..graph.nodes.ranks import asks_rank, ranks_of
 from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
-from ..operators.kinds import is_pointwise
+from ..operators.kinds import is_pointwise, torchs_name
 from ._folding_sites import name_of
 from ._matching import activation_of
 from ._reporting import reported
@@ -116,7 +116,7 @@ def _inputs(node: fx.Node, place: int, ranks: _Ranks) -> _Places | None:
         return None
     if node.target == "transpose":
         return _of_heads(node, place)
-    name = str(getattr(node.target, "__name__", node.target))
+    name = torchs_name(node.target)
     if name == "contiguous":
         return {node.all_input_nodes[0]: place}
     if name in ("reshape", "view", "flatten"):

@@ -19,7 +19,7 @@ from ..graph.modules.ordered import Reduced, Repeat, Softmax
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
 from ..operators.activations import MODULES
-from ..operators.kinds import PUTTING_IN, arithmetic_of
+from ..operators.kinds import PUTTING_IN, arithmetic_of, torchs_name
 from .recording import Record, Seen
 
 _TO_LAST, _TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -93,7 +93,7 @@ def is_blank(node: fx.Node) -> bool:
 
 
 def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target))
+    return torchs_name(node.target)
 
 
 def note_numbers(record: Record) -> None:

@@ -25,6 +25,7 @@ from ..graph.modules.layers import LAYERS, BatchNorm, Fused, Spread, StatisticsN
 from ..graph.modules.leaves import computes_as, definer, runs_hooks
 from ..graph.nodes.results import only_holds
 from ..operators.activations import NamedActivation, of_module
+from ..operators.kinds import torchs_name
 from ..shown import described
 from .padding import without_pads
 from .recording import Record, Seen, seen_in
@@ -178,10 +179,8 @@ def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
     )
     if node.op == "call_module":
         name = _told(graph.get_submodule(str(node.target)))
-    elif isinstance(node.target, str):
-        name = node.target
     else:
-        name = getattr(node.target, "__name__", str(node.target))
+        name = torchs_name(node.target) or str(node.target)
     seen = [tensor for tensor in map(record.tensor, node.all_input_nodes) if tensor]
     device = seen[0].device if seen else "cpu"
     args, kwargs = shown

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from ..graph import bound, module_of
 from ..graph.modules.ordered import Reduced
-from ..operators.kinds import arithmetic_of, without_writing
+from ..operators.kinds import arithmetic_of, torchs_name, without_writing
 from .recording import Record
 
 _CASTS = ("to", "float", "type_as")
@@ -126,5 +126,5 @@ def called_name(node: Any) -> str:
     """The name of the function or method that a node calls, as if it wrote into nothing."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return ""
-    name = without_writing(str(getattr(node.target, "__name__", node.target)))
+    name = without_writing(torchs_name(node.target))
     return arithmetic_of(name) or name

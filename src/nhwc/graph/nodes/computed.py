@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from ...operators.kinds import torchs_name
 from ..modules.layers import as_elements
 from .writes import written_into
 
@@ -19,9 +20,9 @@ def is_computed_from_arguments(node: fx.Node) -> bool:
     if node.op == "call_method":
         name = str(node.target)
     elif node.op == "call_function":
-        name = str(getattr(node.target, "__name__", ""))
+        name = torchs_name(node.target)
         home = str(getattr(node.target, "__module__", None) or "torch")
-        known = home.split(".")[0] in _HOMES or node.target in (getattr, as_elements)
+        known = (name and home.split(".")[0] in _HOMES) or node.target in (getattr, as_elements)
         if not known:
             return False
     else:

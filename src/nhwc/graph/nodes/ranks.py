@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
-from ...operators.kinds import arithmetic_of, keeps_rank
+from ...operators.kinds import arithmetic_of, keeps_rank, torchs_name
 from ..modules.leaves import is_leaf
 from ..modules.mended import Attention
 from .edit import attribute, module_of, numbers_given
@@ -60,7 +60,7 @@ def _rank(node: fx.Node, ranks: Ranks) -> int | None:
 
 def rank_of_call(node: fx.Node, ranks: Ranks) -> int | None:
     """The rank of what a function or method returns that is given values of these ranks."""
-    name = str(getattr(node.target, "__name__", node.target))
+    name = torchs_name(node.target)
     if keeps_rank(name):
         return _rank_in(node, 0, ranks)
     operands = 3 if name == "scaled_dot_product_attention" else 2 * bool(arithmetic_of(name))
@@ -94,7 +94,7 @@ def _rank_of_part(node: fx.Node, ranks: Ranks) -> int | None:
     source, index = node.args
     if not isinstance(source, fx.Node):
         return None
-    if str(getattr(source.target, "__name__", source.target)) in _PARTS:
+    if torchs_name(source.target) in _PARTS:
         return _rank_in(source, 0, ranks) if isinstance(index, int) else None
     slices = isinstance(index, tuple) and all(isinstance(one, slice) for one in index)
     return ranks.get(source) if slices else None

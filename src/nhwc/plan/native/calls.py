@@ -9,7 +9,7 @@ from torch import fx
 
 from ...graph import bound, filled
 from ...kernels.programs.builder import Buffer, Builder
-from ...operators.kinds import without_writing
+from ...operators.kinds import torchs_name, without_writing
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, nodes_in
@@ -27,7 +27,7 @@ class OperatorCall:
         if self.node.op == "call_module":
             self.module = graph.get_submodule(str(target))
         # Nobody else reads what a node of a plan writes into.
-        self.name = without_writing(str(getattr(target, "__name__", target)))
+        self.name = without_writing(torchs_name(target))
         known = lambda one: record.values[one] if one in record.fixed else one
         self.args: tuple[Any, ...] = tuple(filled(list(self.node.args), known))
         """What the node takes in order; what follows from shapes is known."""
