@@ -55,6 +55,37 @@ GOES = {
             c=nn.BatchNorm2d(4),
         ),
     ),
+    "group norm, with or without cuDNN": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: torch.group_norm(x, 2, self.c.bias, cudnn_enabled=False),
+            c=nn.Conv2d(4, 4, 1),
+        ),
+    ),
+    "batch norm, with or without cuDNN": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: torch.batch_norm(
+                x,
+                None,
+                None,
+                self.c.running_mean,
+                self.c.running_var,
+                training=False,
+                momentum=0.1,
+                eps=1e-5,
+                cudnn_enabled=True,
+            ),
+            c=nn.BatchNorm2d(4),
+        ),
+    ),
+    "layer norm, with or without cuDNN": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: torch.layer_norm(x, (5,), self.c.bias, cudnn_enable=True),
+            c=nn.Linear(5, 5),
+        ),
+    ),
     "dropout": (eliminate_dropout, lambda: nn.Sequential(nn.Dropout(), nn.ReLU())),
     "dropout2d": (eliminate_dropout, lambda: nn.Sequential(nn.ReLU(), nn.Dropout2d())),
     "alpha": (eliminate_dropout, lambda: nn.Sequential(nn.AlphaDropout(), nn.ReLU())),

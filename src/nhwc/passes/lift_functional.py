@@ -46,6 +46,8 @@ _RAW_NORM = (
     "eps",
 )
 _TENSORS = ("weight", "bias", "running_mean", "running_var")
+_MODES = ("input", "training", "use_input_stats", "cudnn_enabled", "cudnn_enable")
+"""What no module is made with."""
 
 _ATEN = torch.ops.aten
 
@@ -154,8 +156,7 @@ def _lift(
         for name in _TENSORS
         if arguments.get(name) is not None
     }
-    modes = ("input", "training", "use_input_stats")
-    options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, *modes)}
+    options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, *_MODES)}
     module = layer(kind, tensors, options)
     with gm.graph.inserting_before(node):
         name = path_around(node).replace(".", "_") or node.name
