@@ -29,6 +29,8 @@ RENAMED = {
     "concat": (lambda m, x: torch.concat([x, x], 1), torch.cat),
     "an axis": (lambda m, x: torch.concatenate((x, x), axis=1), torch.cat),
     "an axis to sum": (lambda m, x: x.sum(axis=1, keepdims=True), "sum"),
+    "a tensor": (lambda m, x: torch.mean(a=x, axis=1), torch.mean),
+    "another tensor": (lambda m, x: x.add(x2=x, alpha=2), "add"),
     "swapaxes": (lambda m, x: torch.swapaxes(x, axis0=1, axis1=3), torch.transpose),
     "swapdims": (lambda m, x: x.swapdims(1, 2), "transpose"),
     "moveaxis": (lambda m, x: x.moveaxis(1, -1), "movedim"),
@@ -51,7 +53,7 @@ def test_a_call_has_one_name(name):
         n for n in reversed(named.graph.nodes) if n.target not in ("output", operator.getitem)
     )
     assert node.target == target
-    assert not {"axis", "axis0", "keepdims"} & node.kwargs.keys()
+    assert not {"a", "x2", "axis", "axis0", "keepdims"} & node.kwargs.keys()
     assert_same(named, net, IMAGE)
 
 
@@ -67,10 +69,28 @@ def test_what_has_its_names_already_stays():
     assert not rewrite(net, *FOLDING, plain_names)[1][-1].applied
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda x: torch.fake_quantize_per_channel_affine(
+            x, torch.ones(6), torch.zeros(6), axis=1, quant_min=-8, quant_max=7
+        ),
+        lambda x: torch.cosine_similarity(x1=x, x2=x * 2 + 1),
+        lambda x: torch.trapezoid(x, x=x * 2 + 1),
+    ],
+)
+def test_words_that_are_torchs_own_stay(code):
+    net = Block(lambda m, x: code(x)).eval()
+    named, (*_, report) = rewrite(net, *FOLDING, plain_names)
+    assert not report.applied
+    assert_same(named, net, IMAGE)
+
+
 @pytest.mark.skipif(not kernels.available(), reason=kernels.unavailable() or "it is")
 @pytest.mark.parametrize(
     "code",
     [
+        lambda m, x: torch.mean(a=torch.clone(input=x), axis=1, keepdims=True),
         lambda m, x: torch.concatenate([x.subtract(1), x.multiply(2)], axis=1),
         lambda m, x: torch.special.expit(x).divide(3).absolute(),
         lambda m, x: torch.prelu(x, m.slope),

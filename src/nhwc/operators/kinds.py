@@ -172,6 +172,18 @@ def torchs_name(called: Any) -> str:
 
 
 @cache
+def argument_names(called: Any) -> frozenset[str]:
+    """The arguments that torch's operator of this name has in any of its forms.
+
+    >>> [one in argument_names("quantize_per_channel") for one in ("axis", "dim")]
+    [True, False]
+    """
+    name = str(getattr(called, "__name__", called))
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return frozenset(one.name for schema in schemas for one in schema.arguments)
+
+
+@cache
 def is_pointwise(name: str) -> bool:
     """Whether each number of a result is made of those at its place, as torch's own tags say.
 

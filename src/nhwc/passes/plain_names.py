@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..graph.report import PassReport, Site
+from ..operators.kinds import argument_names
 from ._folding_sites import name_of
 from ._reporting import reported
 
@@ -47,7 +48,8 @@ _METHODS = {
     if hasattr(torch.Tensor, name + ending)
 }
 _KEYWORDS = {"axis": "dim", "axis0": "dim0", "axis1": "dim1", "keepdims": "keepdim"}
-"""NumPy's words for arguments, which torch takes, too."""
+_KEYWORDS |= {"x": "input", "a": "input", "x1": "input", "x2": "other"}
+"""NumPy's words for arguments, which torch takes, too, where it has no such argument itself."""
 
 
 def plain_names(gm: fx.GraphModule) -> PassReport:
@@ -66,7 +68,9 @@ def plain_names(gm: fx.GraphModule) -> PassReport:
         if target in (torch.split, "split") and not kwargs.keys() <= {"dim"}:
             continue  # It has other words for the rest.
         if _is_torchs(node):
-            kwargs = {_KEYWORDS.get(key, key): value for key, value in kwargs.items()}
+            own = argument_names(target)
+            known = {key: key if key in own else _KEYWORDS.get(key, key) for key in kwargs}
+            kwargs = {known[key]: value for key, value in kwargs.items()}
         if target is node.target and kwargs == dict(node.kwargs):
             continue
         sites.append(Site(name_of(node), str(getattr(target, "__name__", target)), True))

@@ -16,7 +16,6 @@ from ...kernels.programs.builder import Buffer, Builder, four
 from ..implementation import Implementation
 from ..padding import pad_arguments
 from ..recording import Record
-from ..specs import nodes_in
 from .calls import OperatorCall, computing, noting
 from .pixels import (
     PixelMove,
@@ -168,7 +167,7 @@ def same(call: OperatorCall) -> Implementation | None:
     """A conversion to the type it has already, or a copy: no step writes into its input."""
     if call.seen(0).shape != call.out.shape or len(call.out.shape) not in (4, 5):
         return None
-    first = call.layer.inputs.index(nodes_in(call.node.args)[0])
+    first = call.layer.inputs.index(call.layer.given[0])
     return noting(lambda builder, constants, *buffers: buffers[first])
 
 
