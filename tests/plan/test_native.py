@@ -195,6 +195,8 @@ OPERATORS = {
     "norm": lambda x: x / x.norm(dim=1, keepdim=True).clamp(min=1e-6),
     "norm, a function": lambda x: torch.norm(x, dim=(2, 3)).relu(),
     "norm of a vector": lambda x: torch.linalg.vector_norm(x * 2, dim=[1], keepdim=True),
+    "norm of algebra": lambda x: torch.linalg.norm(x * 2, dim=1, keepdim=True),
+    "norm of Frobenius": lambda x: torch.linalg.norm(x, None, (2, 3)).relu(),
     "var": lambda x: x.var(1, keepdim=True) * x,
     "var by the count": lambda x: torch.var(x, (2, 3), unbiased=False).relu(),
     "var by another count": lambda x: torch.var(x, dim=-1, correction=2) + 1,
@@ -291,6 +293,20 @@ def test_sums_that_repeat_an_operand_end_no_program():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
     # Where nothing is repeated, the layer adds it.
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda x: torch.linalg.norm(x * 2, ord=2, dim=(2, 3)),
+        lambda x: torch.linalg.norm(x * 2, 2, [1, 2], keepdim=True),
+    ],
+)
+@torch.no_grad()
+def test_the_norm_of_a_matrix_is_torchs(code):
+    (x,) = images((2, 8, 7, 6))
+    graph, program, _ = lowered(code, x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
 class Named(Net):

@@ -94,6 +94,14 @@ def _vector_norm(
     return _norm(seen, x, ord, dim, keepdim, **more)
 
 
+def _norm_of_algebra(
+    seen: Seen, x: Any, ord: Any = None, dim: Any = None, *more: Any, **by: Any
+) -> Any:
+    # Of a matrix, which two dimensions make, 2 asks for the largest singular value.
+    matrix = ord == 2 and isinstance(dim, (tuple, list)) and len(dim) == 2
+    return None if matrix else _norm(seen, x, ord, dim, *more, **by)
+
+
 def _variance(
     seen: Seen,
     x: Any,
@@ -222,7 +230,8 @@ _BY_NAME: dict[str, Write] = {
     "glu": _glu,
     **dict.fromkeys((f"adaptive_max_pool{sides}d" for sides in (1, 2, 3)), _adaptive_max),
     "norm": _norm,
-    **dict.fromkeys(("linalg_vector_norm", "linalg_norm"), _vector_norm),
+    "linalg_vector_norm": _vector_norm,
+    "linalg_norm": _norm_of_algebra,
     "var": _variance,
     "add": _sum,
     "sub": _difference,
