@@ -352,6 +352,25 @@ def test_an_operator_of_others_by_the_name_of_torchs_is_theirs(name, given):
     torch.testing.assert_close(program(x), expected)
 
 
+class Lifted(Net):
+    """Multiplies rows by a number of three dimensions, which gives rows of three dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.full((1, 1, 1), 0.7))
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)) * self.scale)
+
+
+@torch.no_grad()
+def test_rows_by_a_number_of_more_dimensions():
+    x = torch.randn(3, 5)
+    graph, program, _ = lowered(Lifted(), x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
 class Wrapping(Net):
     """Makes tensors of tensors, as MONAI does."""
 

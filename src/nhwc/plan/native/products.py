@@ -252,11 +252,14 @@ def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementatio
     places = [layer.inputs.index(node) for node in nodes]
 
     def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
-        pair = [given[place] for place in places]
+        pair = [
+            Moved(given[place].buffer, given[place].where.view(size))
+            for place, size in zip(places, sizes, strict=True)
+        ]
         lies = (way for way in whole if _is_last_in_memory(pair[way.rows], way.dim))
         dim, first = next(lies, (whole or ways)[0])
-        x, numbers = pair[first], pair[1 - first].where.view(sizes[1 - first])
-        moved = Moved(x.buffer, x.where.view(sizes[first]).expand(out).movedim(dim, -1))
+        x, numbers = pair[first], pair[1 - first].where
+        moved = Moved(x.buffer, x.where.expand(out).movedim(dim, -1))
         rows = rows_anyhow(builder, moved)
         if numbers.numel() == 1:
             factor = settled_rows(builder, Moved(pair[1 - first].buffer, numbers.reshape(1, 1)))
