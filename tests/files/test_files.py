@@ -349,6 +349,16 @@ def test_a_tensor_comes_back_in_the_order_in_which_it_lay(tmp_path):
         assert found.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 8, 1), nn.Conv2d(4, 4, 3, groups=4)])
+@torch.no_grad()
+def test_weights_of_one_channel_or_one_pixel_stay_channels_last(layer, tmp_path):
+    """Their numbers lie in the same order in both formats; torch answers in what strides say."""
+    layer, x = layer.eval().to(memory_format=torch.channels_last), torch.ones(2, 4, 5, 5)
+    assert layer(x).is_contiguous(memory_format=torch.channels_last)
+    nhwc.save(nhwc.fuse(layer), tmp_path / "layer.nhwc")
+    assert nhwc.load(tmp_path / "layer.nhwc")(x).stride() == layer(x).stride()
+
+
 @torch.no_grad()
 def test_a_file_of_the_second_version_still_loads():
     file = Path(__file__).parent / "data" / "version-2.nhwc"

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
-from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
+from ..formats import CHANNELS_LAST_OF, Format, format_of, strides_of, to_format
 from ..machine.disk import open_file, put_file, why_not
 from ..machine.documents import no_constant
 from ..machine.host_memory import from_file, raw
@@ -221,10 +221,20 @@ def _stored(tensor: Tensor) -> tuple[Tensor, Format]:
     """The tensor dense in memory, and its format: what has gaps or overlaps turns contiguous."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     last = CHANNELS_LAST_OF.get(tensor.ndim)
-    kept = last if last and format_of(tensor) is last else Format.CONTIGUOUS
+    kept = last if last and _says(tensor, last) else Format.CONTIGUOUS
     if kept is Format.CONTIGUOUS and order_of(tensor):
         return tensor, kept
     return to_format(tensor, kept), kept
+
+
+def _says(tensor: Tensor, last: Format) -> bool:
+    """Whether it lies so; of one channel or one pixel torch goes by what the strides say."""
+    found = format_of(tensor)
+    told = strides_of(tensor.shape, last)
+    return found is last or (
+        found is Format.AMBIGUOUS
+        and tensor.stride() == told != strides_of(tensor.shape, Format.CONTIGUOUS)
+    )
 
 
 def _restored(flat: Tensor, shape: tuple[int, ...], format: Format, order: list[int]) -> Tensor:
