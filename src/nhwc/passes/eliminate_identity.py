@@ -21,7 +21,9 @@ def eliminate_identity(gm: fx.GraphModule) -> PassReport:
         value = input_of(node)
         if not computes_as(module, nn.Identity):
             continue
-        reason = unlike_class(module) or ("" if value is not None else "its input is constant")
+        reason = unlike_class(module) or (
+            "" if value is not None else "it is given no value of the graph alone"
+        )
         if not reason and value is not None:
             erase(node, value)
         sites.append(Site(name_of(node), "Identity", not reason, reason))
