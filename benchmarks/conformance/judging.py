@@ -267,6 +267,8 @@ def _together(one: Answer) -> list[int]:
 def _memory(value: Any) -> int | None:
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
         return None
+    if value._is_zerotensor():
+        return None  # A gradient that torch knows to be zero has no memory.
     return value.untyped_storage().data_ptr()
 
 

@@ -13,7 +13,7 @@ from operator import is_not
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from nhwc import fuse, load, optimize, save
 from nhwc.graph import capture
@@ -822,6 +822,11 @@ def test_a_graph_refuses_what_the_code_cannot_unpack(run, tmp_path):
         for other in UNPACKING[run]:
             with pytest.raises(ValueError, match="values to unpack"):
                 net(other)
+
+
+def test_torch_fx_traces_a_graph_that_counts_sizes():
+    fused = fuse(Block(unpacking_sizes).eval())
+    torch.testing.assert_close(fx.symbolic_trace(fused)(X), fused(X))
 
 
 def test_what_a_part_raises_for_sizes_can_be_caught_around_it():

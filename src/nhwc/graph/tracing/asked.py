@@ -216,10 +216,19 @@ def _assert_count(tracer: Any, values: Any, count: int) -> None:
     while is_size(node) or _is_parted(node):
         node = node.args[0] if node.args else None
     if node is not values.node and isinstance(node, fx.Node) and node.op == "placeholder":
-        length = tracer.create_proxy("call_function", len, (values,), {})
+        length = _count(tracer, values)
         holds = tracer.create_proxy("call_function", operator.eq, (length, count), {})
         said = (holds, ValueError.__name__, f"expected {count} values to unpack")
         tracer.create_proxy("call_function", assert_holds, said, {})
+
+
+def _count(tracer: Any, values: Any) -> Any:
+    """How many they are: a call that torch.fx can trace again, where they are a tensor's sizes."""
+    node: Any = values.node
+    whole = node.target is getattr or (node.target == "size" and len(node.args) == 1)
+    if whole and not node.kwargs:
+        return tracer.create_proxy("call_method", "dim", (tracer.proxy(node.args[0]),), {})
+    return tracer.create_proxy("call_function", len, (values,), {})
 
 
 def _is_parted(node: object) -> bool:
