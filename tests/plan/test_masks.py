@@ -57,11 +57,18 @@ def written(net, x):
     return x * truth
 
 
+def filled(net, x):
+    mask = torch.ones_like(x, dtype=torch.bool)
+    mask[:, :4, 2:] = x[:, 4:, :-2] > 0
+    return mask
+
+
 OURS = {
     "a constant": lambda net, x: x.masked_fill(~net.places, 0.0),
     "a threshold that is held": lambda net, x: torch.where(x > net.least, x, net.least),
     "what is put there": lambda net, x: put(x, x > 0.5),
     "truth of what is written to later": kept,
+    "truth that is put into other": lambda net, x: x.masked_fill(~filled(net, x), 0.0),
     "the same truth twice": lambda net, x: (
         torch.where(x > 0, x, -x) + torch.where(x.mean(1, True) > 0, x, x * 2)
     ),
@@ -90,7 +97,7 @@ def test_truth_that_is_written_to_stays():
 class Given(Choosing):
     """Is told where to choose."""
 
-    def forward(self, x, truth):
+    def forward(self, truth, x):
         return self.last(self.conv(x).masked_fill(truth, -1.0) * truth)
 
 
@@ -98,10 +105,10 @@ class Given(Choosing):
 def test_truth_that_is_given_becomes_numbers():
     (x,) = images((2, 8, 7, 6))
     truth = torch.rand(2, 1, 7, 6) > 0.5
-    graph, program, kernels = planned(Given(None), x, truth)
+    graph, program, kernels = planned(Given(None), truth, x)
     assert kernels.count("torch") == 1, kernels
     for given in (truth, ~truth):
-        torch.testing.assert_close(program(x, given), graph(x, given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(program(given, x), graph(given, x), rtol=1e-4, atol=1e-5)
 
 
 class Showing(Choosing):

@@ -4,8 +4,8 @@
     x < y  --^
 
 Kernels know float32 alone. So each comparison of it, what is made of several, and what only moves
-one, stands in the graph as numbers. Anything else that is true or false becomes numbers by
-`.float()`; what is constant does so once, with the plan.
+one, stands in the graph as numbers, and so does how many are true. Anything else that is true or
+false becomes numbers by `.float()`; what is constant does so once, with the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -40,39 +40,45 @@ def chosen(where: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(where != 0, one, other)
 
 
-Call = tuple[Callable[..., Any] | None, tuple[Any, ...]]
-"""A function and its arguments: numbers, nodes of a record, of which some are truth, and calls.
+class Call(NamedTuple):
+    """A function and its arguments: numbers, nodes of a record, of which some are truth, and calls.
 
-Where there is no function, the one argument is the result.
-"""
+    Where there is no function, the one argument is the result.
+    """
+
+    function: Callable[..., Any] | None
+    args: tuple[Any, ...]
 
 
-def readers_of_truth(record: Record) -> dict[fx.Node, Call]:
-    """The nodes that compute numbers of float32 from truth, and how they do it from numbers."""
+def numbered(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
+    """`graph` with numbers for truth that numbers of float32 are computed from; None if there is
+    none."""
     changed = [written_into(node) for node in record.values]
     changed += [target for _, target in record.writes]
     if any(isinstance(one, tuple) or _is_truth(record, one) for one in changed):
-        return {}
-    return {node: call for node in record.values if (call := _reading(record, node))}
-
-
-def write_numbers(
-    graph: fx.Graph, record: Record, named: dict[fx.Node, fx.Node], readers: dict[fx.Node, Call]
-) -> None:
-    """Let `readers` compute from numbers in `graph`, whose nodes for those of the record are
-    `named`."""
-    numbers = _Numbers(graph, record, named)
+        return None
+    readers = {node: call for node in record.values if (call := _reading(record, node))}
+    if not readers:
+        return None
+    copied = fx.Graph()
+    named: dict[fx.Node, fx.Node] = {}
+    copied.output(copied.graph_copy(graph.graph, named))  # type: ignore[arg-type]
+    numbers = _Numbers(copied, record, named)
     for node, call in readers.items():
         old = named[node]
-        with graph.inserting_before(old):
+        with copied.inserting_before(old):
             named[node] = numbers.written(call)
         old.replace_all_uses_with(named[node])
-        graph.erase_node(old)
+        copied.erase_node(old)
     numbers.erase_unread()
+    return fx.GraphModule(graph, copied)
 
 
 class _Numbers:
-    """The numbers that stand for truth, each behind the node that it stands for."""
+    """The numbers that stand for truth in a graph, whose nodes for those of the record are `named`.
+
+    Each stands behind the node that it stands for.
+    """
 
     def __init__(self, graph: fx.Graph, record: Record, named: dict[fx.Node, fx.Node]) -> None:
         self._graph, self._record, self._named = graph, record, named
@@ -87,37 +93,39 @@ class _Numbers:
     def erase_unread(self) -> None:
         """Erase the truth that numbers stand for, where nobody reads it any more."""
         for node in reversed(self._record.values):
-            known = node in self._made and (_said(self._record, node) or _moved(self._record, node))
-            if known and not self._named[node].users:
+            known = _said(self._record, node) or _moves(self._record, node)
+            if node in self._made and known and not self._named[node].users:
                 self._graph.erase_node(self._named.pop(node))
 
     def _given(self, one: Any) -> Any:
-        if isinstance(one, tuple):
+        if isinstance(one, Call):
             return self.written(one)
         if not isinstance(one, fx.Node):
             return one
-        if not _is_truth(self._record, one):
+        if not _stands(self._record, one):
             return self._named[one]
         if one not in self._made:
             # A value may be written into later: it is read where the truth of it was.
-            with self._graph.inserting_before(self._named[one].next):
+            behind = self._named[one].next
+            while behind.op == "placeholder":
+                behind = behind.next
+            with self._graph.inserting_before(behind):
                 self._made[one] = self._number(one)
         return self._made[one]
 
     def _number(self, node: fx.Node) -> fx.Node:
-        call, moved = _said(self._record, node), _moved(self._record, node)
+        call, truth = _said(self._record, node), self._named[node]
         if call is not None:
             return self.written(call)
-        truth = self._named[node]
-        if moved is None:
+        if not _moves(self._record, node):
             return self._graph.call_method("float", (truth,))
-        number = self._given(moved)
-        return self._graph.node_copy(truth, lambda one: number if one is truth.args[0] else one)
+        given = {self._named[one]: self._given(one) for one in _truths(self._record, node)}
+        return self._graph.node_copy(truth, lambda one: given.get(one, one))
 
 
 def _reading(record: Record, node: fx.Node) -> Call | None:
     """How a node that reads truth computes numbers from numbers; None for any other."""
-    if not _is_float(record, node) or not any(_is_truth(record, x) for x in node.all_input_nodes):
+    if not _is_float(record, node) or not _truths(record, node):
         return None
     name = called_name(node)
     args = tuple(_known(record, one) for one in node.args)
@@ -131,12 +139,20 @@ def _reading(record: Record, node: fx.Node) -> Call | None:
         return _where(record, *((args[1], args[0], args[2]) if node.op == "call_method" else args))
     if name == "index_put" and len(args) == 3:
         return _put(record, *args)
-    if name == "mul" and len(args) == 2:
-        kinds = {_type(record, one) for one in args}
-        return (operator.mul, args) if kinds == {torch.bool, torch.float32} else None
-    if name in _CASTS and _said(record, args[0]) is not None:
-        return None, args[:1]
+    if name in _ARITHMETIC and len(args) == 2:
+        beside = [one for one in args if not _is_float(record, one)]
+        known = len(beside) == 1 and (_is_count(record, beside[0]) or name == "mul")
+        return Call(_ARITHMETIC[name], args) if known and _stands(record, beside[0]) else None
+    if name in _CASTS and _is_computed(record, args[0]):
+        return Call(None, args[:1])
     return None
+
+
+def _is_computed(record: Record, node: Any) -> bool:
+    """Whether it is truth of which some is computed from numbers."""
+    if _moves(record, node):
+        return any(_is_computed(record, one) for one in _truths(record, node))
+    return _said(record, node) is not None
 
 
 def _where(record: Record, where: Any, one: Any, other: Any) -> Call | None:
@@ -146,13 +162,13 @@ def _where(record: Record, where: Any, one: Any, other: Any) -> Call | None:
         [of(x) for x in (one, other)] for of in (partial(_is_float, record), _is_number)
     )
     if all(floats):
-        return chosen, (where, one, other)
+        return Call(chosen, (where, one, other))
     if not all(is_float or is_number for is_float, is_number in zip(floats, numbers, strict=True)):
         return None
     found: Any = where if all(numbers) else one if floats[0] else other
     for number, answer in ((one, 1.0), (other, 0.0)):
         if _is_number(number):
-            found = replaced, (found, where, float(number), answer)
+            found = Call(replaced, (found, where, float(number), answer))
     return found  # type: ignore[no-any-return]
 
 
@@ -165,8 +181,10 @@ def _put(record: Record, x: Any, places: Any, value: Any) -> Call | None:
 
 
 def _said(record: Record, node: Any) -> Call | None:
-    """How truth is computed from numbers; None where it is not known."""
+    """How truth, or a count of it, is computed from numbers; None where it is not known."""
     name, args = called_name(node), getattr(node, "args", ())
+    if _type(record, node) is torch.int64:
+        return _counted(record, node)
     if name in ("any", "all"):
         return _of_several(record, node)
     if not name or node.kwargs or not 1 <= len(args) <= 2:
@@ -174,18 +192,22 @@ def _said(record: Record, node: Any) -> Call | None:
     args = tuple(_known(record, one) for one in args)
     if all(_is_truth(record, one) for one in args):
         if len(args) == 1:
-            return (compared, (*args, 0, "eq")) if name in _NOT else None
+            return Call(compared, (*args, 0, "eq")) if name in _NOT else None
         if name in _DIFFER:
-            return compared, (*args, _DIFFER[name])
-        return (_OF_TWO[name], args) if name in _OF_TWO else None
+            return Call(compared, (*args, _DIFFER[name]))
+        return Call(_OF_TWO[name], args) if name in _OF_TWO else None
     if name in _OF_ONE and len(args) == 1:
         return _OF_ONE[name](*args) if _is_float(record, args[0]) else None
-    floats = [_is_float(record, one) for one in args]
+    if name == "to" and args[1:] == (torch.bool,) and _is_float(record, args[0]):
+        return Call(compared, (args[0], 0, "ne"))
+    floats = [_is_float(record, one) or _is_count(record, one) for one in args]
     if name not in _SWAPPED or len(args) == 1 or not any(floats):
         return None
     if not all(is_float or _is_number(one) for is_float, one in zip(floats, args, strict=True)):
         return None
-    return (compared, (*args, name)) if floats[0] else (compared, (*args[::-1], _SWAPPED[name]))
+    if floats[0]:
+        return Call(compared, (*args, name))
+    return Call(compared, (*args[::-1], _SWAPPED[name]))
 
 
 def _of_several(record: Record, node: fx.Node) -> Call | None:
@@ -195,22 +217,49 @@ def _of_several(record: Record, node: fx.Node) -> Call | None:
     if not _is_truth(record, x) or not isinstance(dims, (int, tuple, list)):
         return None
     if called_name(node) == "any":
-        return torch.amax, (x, dims, given.get("keepdim", False))
-    other = torch.amax, ((compared, (x, 0, "eq")), dims, given.get("keepdim", False))
-    return compared, (other, 0, "eq")
+        return Call(torch.amax, (x, dims, given.get("keepdim", False)))
+    other = Call(compared, (x, 0, "eq"))
+    return Call(compared, (Call(torch.amax, (other, dims, given.get("keepdim", False))), 0, "eq"))
 
 
-def _moved(record: Record, node: fx.Node) -> Any:
-    """The truth that `node` only moves; None if it does anything else."""
-    first = node.args[0] if node.args else None
-    truths = [one for one in node.all_input_nodes if _is_truth(record, one)]
-    return first if called_name(node) in _MOVES and truths == [first] else None
+def _counted(record: Record, node: fx.Node) -> Call | None:
+    """How many are true along dimensions, as far as float32 can count, or so many at least."""
+    if called_name(node) == "clamp":
+        given = bound(node, ("input", "min", "max"))
+        x, bounds = given.pop("input"), (given.pop("min", None), given.pop("max", None))
+        plain = not given and all(one is None or _is_number(one) for one in bounds)
+        return Call(torch.clamp, (x, *bounds)) if plain and _is_count(record, x) else None
+    given = bound(node, ("input", "dim", "keepdim"))
+    x, dims = given.get("input"), given.get("dim")
+    plain = called_name(node) == "sum" and isinstance(dims, (int, tuple, list))
+    if not plain or not given.keys() <= {"input", "dim", "keepdim"} or not _is_truth(record, x):
+        return None
+    few = math.prod(record.values[x].shape) <= 1 << 24  # type: ignore[index]
+    return Call(torch.sum, (x, dims, given.get("keepdim", False))) if few else None
+
+
+def _moves(record: Record, node: Any) -> bool:
+    """Whether `node` only moves truth, or puts some into other."""
+    return called_name(node) in _MOVES and bool(_truths(record, node))
+
+
+def _truths(record: Record, node: fx.Node) -> list[fx.Node]:
+    return [one for one in node.all_input_nodes if _stands(record, one)]
 
 
 def _known(record: Record, value: Any) -> Any:
     """The number of a node that returns the same one in each call."""
     fixed = isinstance(value, fx.Node) and value in record.fixed
     return record.values[value] if fixed else value
+
+
+def _stands(record: Record, node: Any) -> bool:
+    """Whether numbers can stand for it."""
+    return _is_truth(record, node) or _is_count(record, node)
+
+
+def _is_count(record: Record, node: Any) -> bool:
+    return _type(record, node) is torch.int64 and _counted(record, node) is not None
 
 
 def _is_truth(record: Record, node: Any) -> bool:
@@ -233,12 +282,19 @@ def _is_number(value: Any) -> bool:
 
 _LARGEST = torch.finfo(torch.float32).max
 _CASTS = ("float", "to", "type_as")
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+}
 _SWAPPED = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}
 """Each comparison, and the one that holds for its operands the other way round."""
 _MOVES = {
     *("unsqueeze", "squeeze", "view", "reshape", "flatten", "unflatten", "permute", "transpose"),
     *("expand", "expand_as", "view_as", "repeat", "repeat_interleave", "getitem", "contiguous"),
-    *("clone", "roll", "flip", "broadcast_to", "movedim", "select", "narrow"),
+    *("clone", "roll", "flip", "broadcast_to", "movedim", "select", "narrow", "as_elements"),
+    *("slice_scatter", "select_scatter", "cat", "stack", "detach"),
 }
 _NOT = {"invert", "__invert__", "bitwise_not", "logical_not"}
 _DIFFER = {
@@ -251,7 +307,8 @@ _OF_TWO: dict[str, Callable[..., Any]] = {
 }
 """What numbers for truth are computed with, as truth is by these names."""
 _OF_ONE: dict[str, Callable[[Any], Call]] = {
-    "isnan": lambda x: (compared, (x, x, "ne")),
-    "isinf": lambda x: (compared, ((torch.abs, (x,)), math.inf, "eq")),
-    "isfinite": lambda x: (compared, ((torch.abs, (x,)), math.inf, "lt")),
+    "bool": lambda x: Call(compared, (x, 0, "ne")),
+    "isnan": lambda x: Call(compared, (x, x, "ne")),
+    "isinf": lambda x: Call(compared, (Call(torch.abs, (x,)), math.inf, "eq")),
+    "isfinite": lambda x: Call(compared, (Call(torch.abs, (x,)), math.inf, "lt")),
 }

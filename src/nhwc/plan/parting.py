@@ -8,8 +8,6 @@ Norms by the root of the mean square that are spelled out are one call (`roots`)
 
 What is put into a part of a tensor gets the part for its shape alone, and is expanded to that.
 
-What is true or false is numbers (`masks`).
-
 Nothing is joined of a tensor without numbers, as decoders make them where an encoder has no image
 of that size.
 
@@ -30,7 +28,6 @@ from ..graph.modules.leaves import opaque_by_nature
 from ..graph.modules.mended import Cat
 from ..operators.kinds import PUTTING_IN
 from .composed import composed, write_composed
-from .masks import readers_of_truth, write_numbers
 from .recognize import specified
 from .recording import Record
 from .roots import roots_in, write_root
@@ -46,13 +43,11 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
     joining = {node: some for node in graph.graph.nodes if (some := _joined(record, node))}
     roots = roots_in(graph, record)
     several = {node: write for node in graph.graph.nodes if (write := composed(record, node))}
-    readers = readers_of_truth(record)
-    if not (repeating or largest or stored or joining or roots or several or readers):
+    if not (repeating or largest or stored or joining or roots or several):
         return None
     copied = fx.Graph()
     named: dict[fx.Node, fx.Node] = {}
     copied.output(copied.graph_copy(graph.graph, named))  # type: ignore[arg-type]
-    write_numbers(copied, record, named, readers)
     for node in repeating:
         fused = module_of(node)
         assert isinstance(fused, Fused)

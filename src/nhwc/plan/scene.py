@@ -23,6 +23,7 @@ from ..models.preserve import drawn_so_far
 from ..operators.kinds import STRIDE_METHODS
 from .following import note_constants, note_numbers, note_places, note_tokens
 from .implementation import Identifier, Implementation
+from .masks import numbered
 from .others import caller, kernels_of_others
 from .padding import readers_of
 from .parting import parted
@@ -122,9 +123,10 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         raise Unplannable(reason)
     drawn = drawn_so_far()
     found = record(graph, inputs)
-    apart = parted(graph, found)
-    if apart is not None:
-        graph, found = apart, record(apart, inputs)
+    for rewritten in (numbered, parted):
+        apart = rewritten(graph, found)
+        if apart is not None:
+            graph, found = apart, record(apart, inputs)
     if drawn_so_far() != drawn:
         # In another layout the same numbers would fall on other pixels.
         raise Unplannable("it draws random numbers")
