@@ -359,6 +359,21 @@ def test_weights_of_one_channel_or_one_pixel_stay_channels_last(layer, tmp_path)
     assert nhwc.load(tmp_path / "layer.nhwc")(x).stride() == layer(x).stride()
 
 
+class Unbound(nn.Module):
+    """Calls a method as a function, which runs alone can follow; returns what it is given, too."""
+
+    def forward(self, x):
+        return torch.Tensor.contiguous(x), x
+
+
+def test_a_copy_that_the_example_did_not_need_is_made_after_loading(tmp_path):
+    nhwc.save(nhwc.optimize(Unbound().eval(), torch.rand(4, 5)), tmp_path / "unbound.nhwc")
+    x = torch.rand(4, 10)[:, ::2]
+    copied, given = nhwc.load(tmp_path / "unbound.nhwc")(x)
+    assert copied.stride() == (5, 1)
+    assert given.data_ptr() == x.data_ptr() != copied.data_ptr()
+
+
 @torch.no_grad()
 def test_a_file_of_the_second_version_still_loads():
     file = Path(__file__).parent / "data" / "version-2.nhwc"

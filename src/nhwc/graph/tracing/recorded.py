@@ -316,9 +316,15 @@ class _Recorder(TorchFunctionMode):
             return result
         same = next((t for t in given if result is t or result is self._fakes.get(id(t))), None)
         if same is not None and not written:
-            self.noted.graph.erase_node(node)
             if name_of(function) in ("contiguous", "to"):
                 self._maybe_copied.add(storage_of(result))
+            if name_of(function) == "contiguous" and self._is_input(same):
+                # In a call with other strides it is not what the code was given.
+                with self._fake:
+                    result = same.view(same.shape)
+                self.noted.keep(result, node)
+                return result
+            self.noted.graph.erase_node(node)
             return same
         self.noted.keep(result, node)
         for tensor in written:
@@ -349,6 +355,10 @@ class _Recorder(TorchFunctionMode):
             self.noted.refuse("it branches on data, or makes as many results as it finds")
         finally:
             self._quiet = False
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        place = self.noted.place_of(tensor)
+        return isinstance(place, fx.Node) and place.op == "placeholder"
 
     def _is_unknown(self, tensor: Tensor) -> bool:
         return isinstance(tensor, FakeTensor) or id(tensor) in self._fakes
