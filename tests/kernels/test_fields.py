@@ -25,6 +25,11 @@ def every_kernel():
             yield from (one for one in every if isinstance(one, Kernel))
 
 
+def test_a_name_is_one_kernels():
+    every = {id(kernel): kernel.name for kernel in every_kernel()}
+    assert len(every) == len({*every.values()})
+
+
 def test_the_page_explains_each_field_once():
     table = PAGE.read_text().partition("## Fields")[2]
     rows = re.findall(r"^\| (`.+?) \|", table, flags=re.MULTILINE)

@@ -103,7 +103,7 @@ def _sign(e, a, part, parts):
     e.write(a.worker, place + 2)
 
 
-SIGN = Kernel("sign", ("y",), _sign)
+SIGN = Kernel("test_sign", ("y",), _sign)
 
 
 def test_who_is_done_with_its_own_parts_does_those_of_others(monkeypatch):
