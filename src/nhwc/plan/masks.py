@@ -40,7 +40,7 @@ def chosen(where: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(where != 0, one, other)
 
 
-class Call(NamedTuple):
+class NumberCall(NamedTuple):
     """A function and its arguments: numbers, nodes of a record, of which some are truth, and calls.
 
     Where there is no function, the one argument is the result.
@@ -84,7 +84,7 @@ class _Numbers:
         self._graph, self._record, self._named = graph, record, named
         self._made: dict[fx.Node, fx.Node] = {}
 
-    def written(self, call: Call) -> fx.Node:
+    def written(self, call: NumberCall) -> fx.Node:
         """What computes it in the graph, with numbers for truth."""
         function, args = call
         given = tuple(map(self._given, args))
@@ -92,13 +92,14 @@ class _Numbers:
 
     def erase_unread(self) -> None:
         """Erase the truth that numbers stand for, where nobody reads it any more."""
-        for node in reversed(self._record.values):
+        made = [node for node in reversed(self._record.values) if node in self._made]
+        for node in made:
             known = _said(self._record, node) or _moves(self._record, node)
-            if node in self._made and known and not self._named[node].users:
+            if known and not self._named[node].users:
                 self._graph.erase_node(self._named.pop(node))
 
     def _given(self, one: Any) -> Any:
-        if isinstance(one, Call):
+        if isinstance(one, NumberCall):
             return self.written(one)
         if not isinstance(one, fx.Node):
             return one
@@ -123,7 +124,7 @@ class _Numbers:
         return self._graph.node_copy(truth, lambda one: given.get(one, one))
 
 
-def _reading(record: Record, node: fx.Node) -> Call | None:
+def _reading(record: Record, node: fx.Node) -> NumberCall | None:
     """How a node that reads truth computes numbers from numbers; None for any other."""
     if not _is_float(record, node) or not _truths(record, node):
         return None
@@ -142,9 +143,9 @@ def _reading(record: Record, node: fx.Node) -> Call | None:
     if name in _ARITHMETIC and len(args) == 2:
         beside = [one for one in args if not _is_float(record, one)]
         known = len(beside) == 1 and (_is_count(record, beside[0]) or name == "mul")
-        return Call(_ARITHMETIC[name], args) if known and _stands(record, beside[0]) else None
+        return NumberCall(_ARITHMETIC[name], args) if known and _stands(record, beside[0]) else None
     if name in _CASTS and _is_computed(record, args[0]):
-        return Call(None, args[:1])
+        return NumberCall(None, args[:1])
     return None
 
 
@@ -155,24 +156,24 @@ def _is_computed(record: Record, node: Any) -> bool:
     return _said(record, node) is not None
 
 
-def _where(record: Record, where: Any, one: Any, other: Any) -> Call | None:
+def _where(record: Record, where: Any, one: Any, other: Any) -> NumberCall | None:
     if not _is_truth(record, where):
         return None
     floats, numbers = (
         [of(x) for x in (one, other)] for of in (partial(_is_float, record), _is_number)
     )
     if all(floats):
-        return Call(chosen, (where, one, other))
+        return NumberCall(chosen, (where, one, other))
     if not all(is_float or is_number for is_float, is_number in zip(floats, numbers, strict=True)):
         return None
     found: Any = where if all(numbers) else one if floats[0] else other
     for number, answer in ((one, 1.0), (other, 0.0)):
         if _is_number(number):
-            found = Call(replaced, (found, where, float(number), answer))
+            found = NumberCall(replaced, (found, where, float(number), answer))
     return found  # type: ignore[no-any-return]
 
 
-def _put(record: Record, x: Any, places: Any, value: Any) -> Call | None:
+def _put(record: Record, x: Any, places: Any, value: Any) -> NumberCall | None:
     """One number where a mask of the same shape says so."""
     number = value.args[-1] if called_name(value) == "new_full" and len(value.args) == 3 else None
     same = len(places) == 1 and _is_truth(record, places[0])
@@ -180,7 +181,7 @@ def _put(record: Record, x: Any, places: Any, value: Any) -> Call | None:
     return _where(record, places[0], number, x) if same and _is_number(number) else None
 
 
-def _said(record: Record, node: Any) -> Call | None:
+def _said(record: Record, node: Any) -> NumberCall | None:
     """How truth, or a count of it, is computed from numbers; None where it is not known."""
     name, args = called_name(node), getattr(node, "args", ())
     if _type(record, node) is torch.int64:
@@ -192,50 +193,52 @@ def _said(record: Record, node: Any) -> Call | None:
     args = tuple(_known(record, one) for one in args)
     if all(_is_truth(record, one) for one in args):
         if len(args) == 1:
-            return Call(compared, (*args, 0, "eq")) if name in _NOT else None
+            return NumberCall(compared, (*args, 0, "eq")) if name in _NOT else None
         if name in _DIFFER:
-            return Call(compared, (*args, _DIFFER[name]))
-        return Call(_OF_TWO[name], args) if name in _OF_TWO else None
+            return NumberCall(compared, (*args, _DIFFER[name]))
+        return NumberCall(_OF_TWO[name], args) if name in _OF_TWO else None
     if name in _OF_ONE and len(args) == 1:
         return _OF_ONE[name](*args) if _is_float(record, args[0]) else None
     if name == "to" and args[1:] == (torch.bool,) and _is_float(record, args[0]):
-        return Call(compared, (args[0], 0, "ne"))
+        return NumberCall(compared, (args[0], 0, "ne"))
     floats = [_is_float(record, one) or _is_count(record, one) for one in args]
     if name not in _SWAPPED or len(args) == 1 or not any(floats):
         return None
     if not all(is_float or _is_number(one) for is_float, one in zip(floats, args, strict=True)):
         return None
     if floats[0]:
-        return Call(compared, (*args, name))
-    return Call(compared, (*args[::-1], _SWAPPED[name]))
+        return NumberCall(compared, (*args, name))
+    return NumberCall(compared, (*args[::-1], _SWAPPED[name]))
 
 
-def _of_several(record: Record, node: fx.Node) -> Call | None:
+def _of_several(record: Record, node: fx.Node) -> NumberCall | None:
     """`any` or `all` along dimensions."""
     given = bound(node, ("input", "dim", "keepdim"))
     x, dims = given.pop("input"), given.get("dim")
     if not _is_truth(record, x) or not isinstance(dims, (int, tuple, list)):
         return None
     if called_name(node) == "any":
-        return Call(torch.amax, (x, dims, given.get("keepdim", False)))
-    other = Call(compared, (x, 0, "eq"))
-    return Call(compared, (Call(torch.amax, (other, dims, given.get("keepdim", False))), 0, "eq"))
+        return NumberCall(torch.amax, (x, dims, given.get("keepdim", False)))
+    other = NumberCall(compared, (x, 0, "eq"))
+    return NumberCall(
+        compared, (NumberCall(torch.amax, (other, dims, given.get("keepdim", False))), 0, "eq")
+    )
 
 
-def _counted(record: Record, node: fx.Node) -> Call | None:
+def _counted(record: Record, node: fx.Node) -> NumberCall | None:
     """How many are true along dimensions, as far as float32 can count, or so many at least."""
     if called_name(node) == "clamp":
         given = bound(node, ("input", "min", "max"))
         x, bounds = given.pop("input"), (given.pop("min", None), given.pop("max", None))
         plain = not given and all(one is None or _is_number(one) for one in bounds)
-        return Call(torch.clamp, (x, *bounds)) if plain and _is_count(record, x) else None
+        return NumberCall(torch.clamp, (x, *bounds)) if plain and _is_count(record, x) else None
     given = bound(node, ("input", "dim", "keepdim"))
     x, dims = given.get("input"), given.get("dim")
     plain = called_name(node) == "sum" and isinstance(dims, (int, tuple, list))
     if not plain or not given.keys() <= {"input", "dim", "keepdim"} or not _is_truth(record, x):
         return None
     few = math.prod(record.values[x].shape) <= 1 << 24  # type: ignore[index]
-    return Call(torch.sum, (x, dims, given.get("keepdim", False))) if few else None
+    return NumberCall(torch.sum, (x, dims, given.get("keepdim", False))) if few else None
 
 
 def _moves(record: Record, node: Any) -> bool:
@@ -306,9 +309,9 @@ _OF_TWO: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("or", "__or__", "bitwise_or", "logical_or"), torch.maximum),
 }
 """What numbers for truth are computed with, as truth is by these names."""
-_OF_ONE: dict[str, Callable[[Any], Call]] = {
-    "bool": lambda x: Call(compared, (x, 0, "ne")),
-    "isnan": lambda x: Call(compared, (x, x, "ne")),
-    "isinf": lambda x: Call(compared, (Call(torch.abs, (x,)), math.inf, "eq")),
-    "isfinite": lambda x: Call(compared, (Call(torch.abs, (x,)), math.inf, "lt")),
+_OF_ONE: dict[str, Callable[[Any], NumberCall]] = {
+    "bool": lambda x: NumberCall(compared, (x, 0, "ne")),
+    "isnan": lambda x: NumberCall(compared, (x, x, "ne")),
+    "isinf": lambda x: NumberCall(compared, (NumberCall(torch.abs, (x,)), math.inf, "eq")),
+    "isfinite": lambda x: NumberCall(compared, (NumberCall(torch.abs, (x,)), math.inf, "lt")),
 }
