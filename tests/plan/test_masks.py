@@ -86,6 +86,19 @@ def test_our_kernels_choose(name):
         torch.testing.assert_close(program(given), graph(given), rtol=1e-4, atol=1e-5)
 
 
+def told(net, x):
+    mask = torch.zeros_like(x, dtype=torch.bool)
+    mask[:, :4] = x[:, 4:].relu()
+    return x.masked_fill(mask, 0.0) * mask
+
+
+@torch.no_grad()
+def test_numbers_that_are_put_into_truth_are_true_but_for_zero():
+    (x,) = images((2, 8, 7, 6))
+    graph, program, _ = planned(Choosing(told), x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
 @torch.no_grad()
 def test_truth_that_is_written_to_stays():
     (x,) = images((2, 8, 7, 6))

@@ -129,10 +129,10 @@ def _reading(record: Record, node: fx.Node) -> NumberCall | None:
     if not _is_float(record, node) or not _truths(record, node):
         return None
     name = called_name(node)
-    args = tuple(_known(record, one) for one in node.args)
+    args = tuple(record.known(one) for one in node.args)
     if name == "masked_fill":
         given = bound(node, ("input", "mask", "value"))
-        args = tuple(_known(record, given.get(key)) for key in ("mask", "value", "input"))
+        args = tuple(record.known(given.get(key)) for key in ("mask", "value", "input"))
         return _where(record, *args)
     if node.kwargs:
         return None
@@ -190,7 +190,7 @@ def _said(record: Record, node: Any) -> NumberCall | None:
         return _of_several(record, node)
     if not name or node.kwargs or not 1 <= len(args) <= 2:
         return None
-    args = tuple(_known(record, one) for one in args)
+    args = tuple(record.known(one) for one in args)
     if all(_is_truth(record, one) for one in args):
         if len(args) == 1:
             return NumberCall(compared, (*args, 0, "eq")) if name in _NOT else None
@@ -217,12 +217,8 @@ def _of_several(record: Record, node: fx.Node) -> NumberCall | None:
     x, dims = given.pop("input"), given.get("dim")
     if not _is_truth(record, x) or not isinstance(dims, (int, tuple, list)):
         return None
-    if called_name(node) == "any":
-        return NumberCall(torch.amax, (x, dims, given.get("keepdim", False)))
-    other = NumberCall(compared, (x, 0, "eq"))
-    return NumberCall(
-        compared, (NumberCall(torch.amax, (other, dims, given.get("keepdim", False))), 0, "eq")
-    )
+    most = torch.amax if called_name(node) == "any" else torch.amin
+    return NumberCall(most, (x, dims, given.get("keepdim", False)))
 
 
 def _counted(record: Record, node: fx.Node) -> NumberCall | None:
@@ -242,18 +238,15 @@ def _counted(record: Record, node: fx.Node) -> NumberCall | None:
 
 
 def _moves(record: Record, node: Any) -> bool:
-    """Whether `node` only moves truth, or puts some into other."""
-    return called_name(node) in _MOVES and bool(_truths(record, node))
+    """Whether `node` only moves truth, or joins it with other."""
+    truths = _truths(record, node) if called_name(node) in _MOVES | _JOINS else []
+    # Numbers that are put into truth are no truth, and truth that says which is taken is no number.
+    first = truths[:1] == node.all_input_nodes[:1]
+    return bool(truths) and first and (len(truths) == 1 or called_name(node) in _JOINS)
 
 
 def _truths(record: Record, node: fx.Node) -> list[fx.Node]:
     return [one for one in node.all_input_nodes if _stands(record, one)]
-
-
-def _known(record: Record, value: Any) -> Any:
-    """The number of a node that returns the same one in each call."""
-    fixed = isinstance(value, fx.Node) and value in record.fixed
-    return record.values[value] if fixed else value
 
 
 def _stands(record: Record, node: Any) -> bool:
@@ -296,9 +289,9 @@ _SWAPPED = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "n
 _MOVES = {
     *("unsqueeze", "squeeze", "view", "reshape", "flatten", "unflatten", "permute", "transpose"),
     *("expand", "expand_as", "view_as", "repeat", "repeat_interleave", "getitem", "contiguous"),
-    *("clone", "roll", "flip", "broadcast_to", "movedim", "select", "narrow", "as_elements"),
-    *("slice_scatter", "select_scatter", "cat", "stack", "detach"),
+    *("clone", "roll", "flip", "broadcast_to", "movedim", "select", "narrow", "detach"),
 }
+_JOINS = {"cat", "stack", "slice_scatter", "select_scatter", "as_elements"}
 _NOT = {"invert", "__invert__", "bitwise_not", "logical_not"}
 _DIFFER = {
     **dict.fromkeys(("xor", "__xor__", "bitwise_xor", "logical_xor", "ne"), "ne"),

@@ -97,6 +97,11 @@ class Record:
         """Whether it is a parameter, or follows from parameters and shapes."""
         return node.op == "get_attr" or node in self.constant
 
+    def known(self, value: Any) -> Any:
+        """What a node returns that returns the same in each call; anything else as it is."""
+        fixed = isinstance(value, fx.Node) and value in self.fixed
+        return self.values[value] if fixed else value
+
     def read_by(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The values that `node` reads, but for those that are fixed."""
         return tuple(one for one in node.all_input_nodes if one not in self.fixed)

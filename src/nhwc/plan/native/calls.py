@@ -28,8 +28,7 @@ class OperatorCall:
             self.module = graph.get_submodule(str(target))
         # Nobody else reads what a node of a plan writes into.
         self.name = without_writing(torchs_name(target))
-        known = lambda one: record.values[one] if one in record.fixed else one
-        self.args: tuple[Any, ...] = tuple(filled(list(self.node.args), known))
+        self.args: tuple[Any, ...] = tuple(filled(list(self.node.args), record.known))
         """What the node takes in order; what follows from shapes is known."""
 
     @property
@@ -68,8 +67,7 @@ class OperatorCall:
         """
         given = bound(self.node, names)
         del given[names[0]]
-        fixed = lambda one: self.record.values[one] if one in self.record.fixed else one
-        found: dict[str, Any] = filled(given, fixed)
+        found: dict[str, Any] = filled(given, self.record.known)
         return None if nodes_in(found) else found
 
     def is_channels(self, dim: Any) -> bool:
