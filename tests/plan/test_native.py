@@ -258,16 +258,22 @@ OPERATORS = {
 }
 
 
+def computed_by_ours(function, x, *alike):
+    """Check that our kernels compute all of it, of `x` and what is like it; return the graph."""
+    graph, program, chosen = lowered(function, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    for given in (x, *alike):
+        torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+    return graph
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 @torch.no_grad()
 def test_our_operator_is_torchs(name):
     (x,) = images((2, 8, 7, 6))
     module = OPERATORS[name]
     function = nn.Sequential(module).eval() if isinstance(module, nn.Module) else module
-    graph, program, chosen = lowered(function, x)
-    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
-    for given in (x, x.to(memory_format=torch.channels_last)):
-        torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+    computed_by_ours(function, x, x.to(memory_format=torch.channels_last))
 
 
 class Repeating(Net):
@@ -291,9 +297,7 @@ class Repeating(Net):
 @torch.no_grad()
 def test_sums_that_repeat_an_operand_end_no_program():
     (x,) = images((2, 8, 7, 6))
-    graph, program, chosen = lowered(Repeating(), x)
-    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
-    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+    graph = computed_by_ours(Repeating(), x)
     # Where nothing is repeated, the layer adds it.
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
 
@@ -326,9 +330,7 @@ class Named(Net):
 @torch.no_grad()
 def test_a_layer_by_the_name_of_a_function_is_itself():
     (x,) = images((2, 8, 7, 6))
-    graph, program, chosen = lowered(Named(), x)
-    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
-    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+    computed_by_ours(Named(), x)
 
 
 def by_name_of_torchs(name):

@@ -69,8 +69,8 @@ def plain_names(gm: fx.GraphModule) -> PassReport:
             continue  # It has other words for the rest.
         if _is_torchs(node):
             own = argument_names(target)
-            known = {key: key if key in own else _KEYWORDS.get(key, key) for key in kwargs}
-            kwargs = {known[key]: value for key, value in kwargs.items()}
+            words = {key: key if key in own else _KEYWORDS.get(key, key) for key in kwargs}
+            kwargs = {words[key]: value for key, value in kwargs.items()}
         if target is node.target and kwargs == dict(node.kwargs):
             continue
         sites.append(Site(name_of(node), str(getattr(target, "__name__", target)), True))

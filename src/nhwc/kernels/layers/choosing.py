@@ -9,9 +9,9 @@ from functools import partial
 from ..language.compiler import Args, Kernel
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..tape.steps import Argument, Step, View, covers, pixelwise, step
+from ..tape.steps import Argument, Step, View, covers, step
 from .curves import even
-from .unary import emit_each
+from .unary import FIELDS, emit_each, pixels_of
 
 Holds = Callable[[Value, Value], Value]
 """Whether two vectors compare in one way, lane by lane."""
@@ -38,7 +38,7 @@ def replaced_step(x: View, where: View, y: View, *, number: float, answer: float
 
 
 def _views(y: View, *, x: View, **more: View) -> dict[str, Argument]:
-    given: dict[str, Argument] = {**pixelwise(x, y), "y": y, "y_pixel": y.pixel}
+    given = pixels_of(x, y)
     for name, view in more.items():
         covers(view, x)
         given |= {name: view, f"{name}_pixel": view.pixel}
@@ -62,14 +62,13 @@ def _replace(e: Emitter, a: Args, x: Value, where: Value) -> Value:
     return e.select(where == answer, number, x)
 
 
-_FIELDS = ("x", "x_pixel", "pixels", "c", "y", "y_pixel")
 _HOLDS: dict[str, Holds] = {
     name: getattr(operator, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")
 }
 COMPARED = {
     name: Kernel(
         f"compared_{name}",
-        (*_FIELDS, "other", "other_pixel"),
+        (*FIELDS, "other", "other_pixel"),
         partial(emit_each, of=partial(_compare, how=how), views=("x", "other")),
     )
     for name, how in _HOLDS.items()
@@ -77,18 +76,18 @@ COMPARED = {
 AGAINST = {
     name: Kernel(
         f"against_{name}",
-        (*_FIELDS, "number"),
+        (*FIELDS, "number"),
         partial(emit_each, of=partial(_against, how=how)),
     )
     for name, how in _HOLDS.items()
 }
 CHOSEN = Kernel(
     "chosen",
-    (*_FIELDS, "one", "one_pixel", "other", "other_pixel"),
+    (*FIELDS, "one", "one_pixel", "other", "other_pixel"),
     partial(emit_each, of=_choose, views=("x", "one", "other")),
 )
 REPLACED = Kernel(
     "replaced",
-    (*_FIELDS, "where", "where_pixel", "number", "answer"),
+    (*FIELDS, "where", "where_pixel", "number", "answer"),
     partial(emit_each, of=_replace, views=("x", "where")),
 )

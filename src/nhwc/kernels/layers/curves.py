@@ -1,4 +1,4 @@
-"""Functions of vectors: the larger of two; exp, sigmoid, tanh, GELU and kin, by polynomials."""
+"""Functions of vectors: the larger of two; exp, log, sigmoid, GELU and kin, by polynomials."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def emit_exp(e: Emitter, x: Value) -> Value:
     """e to the x within two units in the last place, with infinity, zero and NaN where due."""
     power, integer = _reduced_exp(e, e.min(even(e, 90.0), e.max(even(e, -105.0), x)))
     # Two factors, as 2**n itself overflows and underflows a step before the product does.
-    first = e.builder.ashr(integer, _words(e, 1))
+    first = e.builder.ashr(integer, words(e, 1))
     for part in (first, e.builder.sub(integer, first)):
         power = power * _power_of_two(e, part)
     return power
@@ -150,7 +150,7 @@ def _reduced_exp(e: Emitter, bounded: Value) -> tuple[Value, ir.Value]:
     # needs no care.
     shifted = e.fma(bounded, even(e, 1.4426950408889634), even(e, 12582912.0))
     kind = ir.VectorType(WORD, e.width)
-    integer = e.builder.sub(e.builder.bitcast(shifted.llvm, kind), _words(e, 0x4B400000))
+    integer = e.builder.sub(e.builder.bitcast(shifted.llvm, kind), words(e, 0x4B400000))
     n = shifted - 12582912.0
     rest = e.fma(n, even(e, -0.693359375), bounded)
     rest = e.fma(n, even(e, 2.12194440e-4), rest)
@@ -159,11 +159,31 @@ def _reduced_exp(e: Emitter, bounded: Value) -> tuple[Value, ir.Value]:
 
 def _power_of_two(e: Emitter, integer: ir.Value) -> Value:
     """2 to the `integer`: its bits are the exponent of a float, 127 more than what it means."""
-    bits = e.builder.shl(e.builder.add(integer, _words(e, 127)), _words(e, 23))
+    bits = e.builder.shl(e.builder.add(integer, words(e, 127)), words(e, 23))
     return Value(e, e.builder.bitcast(bits, e.vector_type))
 
 
-def _words(e: Emitter, number: int) -> ir.Constant:
+def emit_log(e: Emitter, x: Value) -> Value:
+    """log(m) + n * log(2) for x = m * 2**n, with m between the square roots of 1/2 and of 2."""
+    tiny = x < even(e, 2.0**-126)
+    whole = words(e, _ROOT_OF_HALF)
+    bits = e.builder.bitcast(e.select(tiny, x * even(e, 2.0**23), x).llvm, whole.type)
+    bits = e.builder.sub(bits, whole)
+    power = e.builder.sitofp(e.builder.ashr(bits, words(e, 23)), e.vector_type)
+    n = Value(e, power) - e.select(tiny, even(e, 23.0), e.vector())
+    bits = e.builder.add(e.builder.and_(bits, words(e, 0x7FFFFF)), whole)
+    m = Value(e, e.builder.bitcast(bits, e.vector_type)) - 1.0
+    square = m * m
+    rest = polynomial(e, m, _LOG) * m * square
+    rest = e.fma(n, even(e, -2.12194440e-4), rest) - square * 0.5
+    found = e.fma(n, even(e, 0.693359375), m + rest)
+    found = e.select(x < even(e, float("inf")), found, x)
+    found = e.select(x > 0.0, found, even(e, float("nan")))
+    return e.select(x == 0.0, even(e, -float("inf")), found)
+
+
+def words(e: Emitter, number: int) -> ir.Constant:
+    """A vector of one 32-bit integer."""
     return ir.Constant(ir.VectorType(WORD, e.width), [number] * e.width)
 
 
@@ -188,6 +208,19 @@ _EXP = (
     0.041668388478371746,
     0.008368717892156034,
     0.001381457150836488,
+)
+_ROOT_OF_HALF = 0x3F3504F3
+"""The bits of the square root of 1/2."""
+_LOG = (
+    3.3333331174e-1,
+    -2.4999993993e-1,
+    2.0000714765e-1,
+    -1.6668057665e-1,
+    1.4249322787e-1,
+    -1.2420140846e-1,
+    1.1676998740e-1,
+    -1.1514610310e-1,
+    7.0376836292e-2,
 )
 # Fitted to the least of the largest errors, 1.4e-8 of erf(x / sqrt(2)), 2.1e-8 of tanh for one.
 _ERF = _Curve(

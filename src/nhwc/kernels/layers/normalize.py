@@ -16,9 +16,8 @@ from ..product.moments import emit_moments
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, covers, pixelwise, step
 from .activations import Activation
-from .curves import emit_bounded_exp, larger
+from .curves import emit_bounded_exp, emit_log, larger
 from .ending import ENDING, ending, finish
-from .unary import emit_log
 
 
 def softmax_step(x: View, y: View, *, logarithm: bool = False) -> Step:

@@ -8,29 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from llvmlite import ir
-
 from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector, emit_runs
-from ..language.values import WORD, Value
+from ..language.values import Value
 from ..language.vectors import Emitter
 from ..tape.steps import Argument, Step, View, pixelwise, step
-from .curves import emit_exp, erf, even, polynomial, softplus
+from .curves import emit_exp, emit_log, erf, even, softplus, words
 
-_FIELDS = ("x", "x_pixel", "pixels", "c", "y", "y_pixel")
+FIELDS = ("x", "x_pixel", "pixels", "c", "y", "y_pixel")
 
 
 def unary_step(x: View, y: View, *, kind: str) -> Step:
     """A function of each number: one of UNARY."""
-    return step(UNARY[kind], **_pixels(x, y))
+    return step(UNARY[kind], **pixels_of(x, y))
 
 
 def clamp_step(x: View, y: View, *, low: float, high: float) -> Step:
     """Each number within bounds, of which `high` is the stronger; NaN stays NaN."""
-    return step(CLAMP, **_pixels(x, y), low=float(low), high=float(high))
+    return step(CLAMP, **pixels_of(x, y), low=float(low), high=float(high))
 
 
-def _pixels(x: View, y: View) -> dict[str, Argument]:
+def pixels_of(x: View, y: View) -> dict[str, Argument]:
+    """The arguments for FIELDS."""
     return {**pixelwise(x, y), "y": y, "y_pixel": y.pixel}
 
 
@@ -66,29 +65,6 @@ def _clamp(e: Emitter, a: Args, value: Value) -> Value:
     return e.select(value > high, high, value)
 
 
-def emit_log(e: Emitter, x: Value) -> Value:
-    """log(m) + n * log(2) for x = m * 2**n, with m between the square roots of 1/2 and of 2."""
-    whole = ir.VectorType(WORD, e.width)
-
-    def words(number: int) -> ir.Constant:
-        return ir.Constant(whole, [number] * e.width)
-
-    tiny = x < even(e, 2.0**-126)
-    bits = e.builder.bitcast(e.select(tiny, x * even(e, 2.0**23), x).llvm, whole)
-    bits = e.builder.sub(bits, words(_ROOT_OF_HALF))
-    power = e.builder.sitofp(e.builder.ashr(bits, words(23)), e.vector_type)
-    n = Value(e, power) - e.select(tiny, even(e, 23.0), e.vector())
-    bits = e.builder.add(e.builder.and_(bits, words(0x7FFFFF)), words(_ROOT_OF_HALF))
-    m = Value(e, e.builder.bitcast(bits, e.vector_type)) - 1.0
-    square = m * m
-    rest = polynomial(e, m, _LOG) * m * square
-    rest = e.fma(n, even(e, -2.12194440e-4), rest) - square * 0.5
-    found = e.fma(n, even(e, 0.693359375), m + rest)
-    found = e.select(x < even(e, float("inf")), found, x)
-    found = e.select(x > 0.0, found, even(e, float("nan")))
-    return e.select(x == 0.0, even(e, -float("inf")), found)
-
-
 def _log_of_more(e: Emitter, x: Value) -> Value:
     """log(1 + x), all digits right also where 1 + x has lost most of x."""
     more = x + 1.0
@@ -118,26 +94,12 @@ def _absolute(e: Emitter, x: Value) -> Value:
 
 
 def _with_sign_of(e: Emitter, size: Value, x: Value) -> Value:
-    kind = ir.VectorType(WORD, e.width)
-    sign = ir.Constant(kind, [-(2**31)] * e.width)
-    sizes, signs = (e.builder.bitcast(one.llvm, kind) for one in (size, x))
+    sign = words(e, -(2**31))
+    sizes, signs = (e.builder.bitcast(one.llvm, sign.type) for one in (size, x))
     both = e.builder.or_(sizes, e.builder.and_(signs, sign))
     return Value(e, e.builder.bitcast(both, e.vector_type))
 
 
-_ROOT_OF_HALF = 0x3F3504F3
-"""The bits of the square root of 1/2."""
-_LOG = (
-    3.3333331174e-1,
-    -2.4999993993e-1,
-    2.0000714765e-1,
-    -1.6668057665e-1,
-    1.4249322787e-1,
-    -1.2420140846e-1,
-    1.1676998740e-1,
-    -1.1514610310e-1,
-    7.0376836292e-2,
-)
 _FUNCTIONS: dict[str, Callable[[Emitter, Value], Value]] = {
     "abs": _absolute,
     "ceil": lambda e, x: -_floor(e, -x),
@@ -162,7 +124,7 @@ def _apply(e: Emitter, a: Args, x: Value, *, function: Callable[[Emitter, Value]
 
 
 UNARY = {
-    name: Kernel(name, _FIELDS, partial(emit_each, of=partial(_apply, function=function)))
+    name: Kernel(name, FIELDS, partial(emit_each, of=partial(_apply, function=function)))
     for name, function in _FUNCTIONS.items()
 }
-CLAMP = Kernel("clamp", (*_FIELDS, "low", "high"), partial(emit_each, of=_clamp))
+CLAMP = Kernel("clamp", (*FIELDS, "low", "high"), partial(emit_each, of=_clamp))

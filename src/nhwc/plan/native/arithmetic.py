@@ -198,7 +198,7 @@ def activating(call: OperatorCall) -> Make | None:
     name = call.name if call.module is None else _OF_KIND.get(type(call.module))
     if name in UNARY:
         return partial(unary_step, kind=name) if call.alone() else None
-    if name == "clamp":
+    if name in ("clamp", "clip"):
         return _clamping(call, {"min": None, "max": None})
     if name == "hardtanh":
         return _clamping(call, {"min_val": -1.0, "max_val": 1.0, "inplace": False})
