@@ -96,6 +96,6 @@ def optimized() -> OptimizeReport:
         ("2x3x8x16 float32",), layers, 1, 3, renewed=1, layers_s=1e-3,
         wholes=(WholeTime(5e-3, 2, False), WholeTime(4e-3, 2, True)), fallbacks=left,
     )  # fmt: skip
-    verified, sizes = Verification(checks, True), plan.inputs
+    verified, sizes = Verification(checks), plan.inputs
     return OptimizeReport("net", sizes, False, "plan", "", (folding, idle), (opaque,), (plan,),
                           verified, compared, False, 1.5, HERE, Others(1.5, 2))  # fmt: skip

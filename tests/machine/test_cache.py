@@ -298,8 +298,9 @@ def test_entries_of_other_kinds_are_no_entries(tmp_path, value):
         "eager_error": 0.0,
         "allowed": 1.0,
         "reason": "",
+        "in_float64": True,
     }
-    known = {"kernels": "k", "checks": [check], "in_float64": True}
+    known = {"kernels": "k", "checks": [check]}
     for key, entry in (
         ("whole", value),
         ("checks", known | {"checks": value}),

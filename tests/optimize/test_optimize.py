@@ -796,12 +796,31 @@ def test_a_remembered_verdict_hides_no_wrong_program(image, monkeypatch):
 
 def test_a_verdict_is_recalled_if_it_passed_and_for_the_same_kernels(tmp_path):
     ledger, check = Ledger(tmp_path / "plans.json"), Check(0, "output", 0.1, 0.0, 0.5)
-    remember(ledger, "model", "kernels", Verification((check,), True))
+    remember(ledger, "model", "kernels", Verification((check,)))
     assert recall(ledger, "model", "kernels").checks == (check,)
     assert recall(ledger, "model", "other kernels") is None
     failed = dataclasses.replace(check, error=1.0)
-    remember(ledger, "model", "kernels", Verification((failed,), True))
+    remember(ledger, "model", "kernels", Verification((failed,)))
     assert recall(ledger, "model", "kernels") is None
+
+
+class RoundsOtherwise(nn.Module):
+    """In float64, what it rounds is a step away: a run there says nothing of one here."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return self.layer(x).round() + (x.dtype is torch.float64)
+
+
+def test_what_only_the_original_could_judge_is_not_said_to_be_held_against_float64(image):
+    fast = force(RoundsOtherwise().eval(), image)
+    assert fast.report.verification.passed
+    assert not fast.report.verification.in_float64
+    text = " ".join(optimize_text(fast.report, "").split())
+    assert "verified against float64 in 6 comparisons, 3 of them against the original alone" in text
 
 
 def test_the_report_says_how_long_each_pass_took(planned):

@@ -5,7 +5,8 @@ whole answers otherwise, and is code of the user's own around parts that were re
 is held against the original's on what the original's was given. Then the code around them runs with
 the original's answers in place of the parts': it must come to the very same end. A model without
 such parts is held against the original with what that picked (`verify.decided`), or must answer as
-the original does in its own precision. So must one whose copy in float64 computes something else.
+the original does in its own precision, but where that answers otherwise a rounding away, too. So
+must one whose copy in float64 computes something else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..optimized import Optimized
 from ..verify import Answers, Verification, answer, cloned, doubled, verify
 from ..verify.comparing import Check, compare, numbers
 from ..verify.decided import verify_decided
-from ..verify.luck import proves_nothing, without_luck
+from ..verify.luck import by_jumps, proves_nothing, without_luck
 
 
 def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verification:
@@ -42,8 +43,8 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
             if apart and apart.passed:
                 return apart
         if own and found.passed:
-            return verify(dataclasses.replace(truth, exact=None), after)
-        return found
+            found = verify(dataclasses.replace(truth, exact=None), after)
+        return found if found.passed else by_jumps(found, truth, model)
     if isinstance(after, Optimized) and any(map(after.serves, truth.inputs)):
         # Its program calls no parts that could be watched.
         reason = "it is planned as a whole, and the model's own answer says too little of that"
@@ -54,7 +55,7 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
         for index, inputs in enumerate(truth.inputs)
         for check in _by_parts(index, model, after, parts, inputs)
     ]
-    return Verification(tuple(checks), in_float64=True)
+    return Verification(tuple(checks))
 
 
 def _count(value: object) -> int:

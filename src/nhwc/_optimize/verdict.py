@@ -36,7 +36,7 @@ from .parts import verify_or_parts
 _TRIALS = 3
 """On how many inputs the answers are compared."""
 
-_QUESTIONS = 3
+_QUESTIONS = 4
 """Raised whenever more is asked of a result: what was remembered before says nothing of that."""
 
 _OUTLIER = 16.0
@@ -166,7 +166,7 @@ class Judge:
             checks += verify_or_parts(truth, self.model, result).checks
         if whole and not any(check.reason for check in checks):
             checks += self._lost_nans(result)
-        return Verification(tuple(checks), self._truth.exact is not None)
+        return Verification(tuple(checks))
 
     def _lost_nans(self, result: Optimized) -> list[Check]:
         inputs = without_numbers(self.example)
@@ -283,9 +283,9 @@ def recall(ledger: Ledger, digest: str, kernels: str) -> Verification | None:
         if known["kernels"] != kernels:
             return None
         checks = tuple(map(_check_of, known["checks"]))
-        if not checks or type(known["in_float64"]) is not bool:
+        if not checks:
             return None
-        found = Verification(checks, known["in_float64"], remembered=True)
+        found = Verification(checks, remembered=True)
     except (TypeError, KeyError, ValueError):
         return None
     # Only what passed is kept.
@@ -294,7 +294,7 @@ def recall(ledger: Ledger, digest: str, kernels: str) -> Verification | None:
 
 def _check_of(data: dict[str, Any]) -> Check:
     """The check that an entry of the ledger has; ValueError or TypeError if it is none."""
-    kinds = {"input": int, "output": str, "reason": str}
+    kinds: dict[str, type] = {"input": int, "output": str, "reason": str, "in_float64": bool}
     kinds |= dict.fromkeys(("error", "eager_error", "allowed"), float)
     found = Check(**data)
     for name, kind in kinds.items():
@@ -305,9 +305,8 @@ def _check_of(data: dict[str, Any]) -> Check:
 
 def remember(ledger: Ledger, digest: str, kernels: str, verdict: Verification) -> None:
     """Keep the verdict for whoever asks with the same digest and kernels."""
-    data = verdict.to_dict()
-    kept = {name: data[name] for name in ("checks", "in_float64")}
-    ledger.put(f"verified {digest}", {"kernels": kernels, **kept})
+    checks = verdict.to_dict()["checks"]
+    ledger.put(f"verified {digest}", {"kernels": kernels, "checks": checks})
 
 
 def _add(found: Any, name: str, value: Any) -> None:

@@ -168,12 +168,18 @@ def _verification(report: OptimizeReport) -> list[str]:
     checks, worst = report.verification.checks, report.verification.worst
     if worst is None:
         return ["verified: the model returns no tensors"]
-    against = "float64" if report.verification.in_float64 else "the original (no float64 run)"
+    wide = sum(check.in_float64 for check in checks)
+    against = "float64" if wide else "the original (no float64 run to go by)"
+    others = f", {len(checks) - wide} of them against the original alone"
+    found = (
+        f"error {worst.error:.1e}, eager's own {worst.eager_error:.1e}"
+        if worst.in_float64
+        else f"difference {worst.error:.1e}"
+    )
     lines = [
         wrap(
-            f"verified against {against} in {plural(len(checks), 'comparison')}: "
-            f"error {worst.error:.1e}, eager's own {worst.eager_error:.1e}, "
-            f"allowed {worst.allowed:.1e}",
+            f"verified against {against} in {plural(len(checks), 'comparison')}"
+            f"{others if 0 < wide < len(checks) else ''}: {found}, allowed {worst.allowed:.1e}",
             "",
             "  ",
         )

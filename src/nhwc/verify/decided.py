@@ -44,7 +44,6 @@ def verify_decided(
     None, too, if that is far from its own float64 run even so.
     """
     checks: list[Check] = []
-    in_float64 = True
     for index, inputs in enumerate(truth.inputs):
         with _Noting() as original:
             before = answer(model, inputs)
@@ -53,7 +52,6 @@ def verify_decided(
         exact, wide = _in_float64(model, inputs, original.made)
         if exact is not None and shapes(exact) != shapes(before):
             exact = None
-        in_float64 = in_float64 and exact is not None
         with _Deciding(original.made) as other:
             now = answer(after, inputs)
         for number, noted in other.found.items():
@@ -64,7 +62,7 @@ def verify_decided(
             reason = f"it decides by {other.lost} where the original does not"
             checks.append(Check(index, "output", 1.0, 0.0, 0.0, reason))
         checks += compare(index, before, now, exact or before, exact is not None)
-    found = Verification(tuple(checks), in_float64)
+    found = Verification(tuple(checks))
     return None if found.astray else found
 
 

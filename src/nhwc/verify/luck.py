@@ -1,14 +1,19 @@
-"""Judge near failures by the original's usual error: on this one input it may have had luck.
+"""Judge failures by what the original does on inputs a rounding away.
 
 A model may magnify the last digit a hundred times, and yet be exact on one input because its own
-roundings happened to cancel there. So a rewritten model is held against the error that the original
-has on inputs a rounding away.
+roundings happened to cancel there. So where a rewritten model nearly passes, it is held against the
+original's error nearby.
+
+A model that decides by values may answer quite otherwise where one nearly ties with a bound. So one
+that is rewritten passes if it is right on another input, and here goes no further than the original
+does nearby.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +26,10 @@ from .picking import decides
 from .widened import wide_type
 
 _NEIGHBOURS = 4
+
+_JUMPERS = 16
+"""Among so many neighbours, as many roundings away as a rewritten model may err, one decides
+otherwise if roundings alone make the rewritten one do so."""
 
 _NEAR = 100.0
 """An error more than this many times the allowed one cannot be bad luck."""
@@ -66,16 +75,47 @@ def _is_steady(found: Verification, truth: Answers, model: nn.Module) -> bool:
     eager = min(eager, 1.0)
     moved = 0.0
     for place, inputs in enumerate(truth.inputs):
-        near = observe(model, _near(inputs), wide=False)
-        for answers in near.answers:
-            checks = compare(0, truth.answers[place], answers, truth.answers[place], wide=True)
-            moved = max([moved, *(check.error for check in checks)])
+        for near in _near(inputs):
+            moved = max([moved, *_moved(model, truth.answers[place], near).values()])
     return _STEADY * moved < eager
+
+
+def by_jumps(found: Verification, truth: Answers, model: nn.Module) -> Verification:
+    """`found`, where the original decides by values, with what failed on some of the inputs held
+    against how far the original's answers jump there."""
+    failed = {check.input for check in found.checks if not check.passed}
+    unlike = any(check.reason for check in found.checks)
+    if unlike or len(failed) == len(truth.inputs):
+        return found
+    if not decides(model, truth.inputs[0], comparing=True):
+        return found
+    for index in failed:
+        for near in _near(truth.inputs[index], _JUMPERS, FACTOR):
+            jumps = _moved(model, truth.answers[index], near)
+            found = dataclasses.replace(
+                found, checks=tuple(_allowing(check, index, jumps) for check in found.checks)
+            )
+            if all(check.passed for check in found.checks if check.input == index):
+                break
+    return found
+
+
+def _allowing(check: Check, index: int, jumps: dict[str, float]) -> Check:
+    allowed = FACTOR * jumps.get(check.output, 0.0)
+    if check.input != index or check.passed or allowed <= check.allowed:
+        return check
+    return dataclasses.replace(check, allowed=allowed)
+
+
+def _moved(model: nn.Module, before: dict[str, Any], near: tuple[Any, ...]) -> dict[str, float]:
+    """How far each answer is from `before` on the inputs `near`."""
+    answers = observe(model, [near], wide=False).answers[0]
+    return {one.output: one.error for one in compare(0, before, answers, before, wide=True)}
 
 
 def _errors_near(inputs: tuple[Any, ...], model: nn.Module) -> dict[str, float]:
     """Return, for each output, the largest error of `model` on inputs very close to these."""
-    truth = observe(model, _near(inputs))
+    truth = observe(model, [*_near(inputs)])
     worst: dict[str, float] = {}
     for before, exact in zip(truth.answers, truth.exact or truth.answers, strict=True):
         for check in compare(0, before, before, exact, wide=True):
@@ -84,8 +124,10 @@ def _errors_near(inputs: tuple[Any, ...], model: nn.Module) -> dict[str, float]:
     return worst
 
 
-def _near(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Inputs a rounding away from these."""
+def _near(
+    inputs: tuple[Any, ...], count: int = _NEIGHBOURS, roundings: float = 1.0
+) -> Iterator[tuple[Any, ...]]:
+    """Inputs that are `roundings` away from these."""
     generator = torch.Generator().manual_seed(0)
 
     def nudged(value: Any) -> Any:
@@ -93,7 +135,8 @@ def _near(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
             return value
         drawn = torch.empty(value.shape, dtype=value.dtype, device="cpu")
         drawn.uniform_(-1, 1, generator=generator)
-        size = torch.finfo(value.dtype).eps
+        size = roundings * torch.finfo(value.dtype).eps
         return value.detach().clone().mul_(1 + size * drawn.to(value.device))
 
-    return [tree_map(nudged, inputs) for _ in range(_NEIGHBOURS)]
+    for _ in range(count):
+        yield tree_map(nudged, inputs)

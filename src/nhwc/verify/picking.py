@@ -18,10 +18,18 @@ def picks(func: Any) -> bool:
 class _Decisions(OperatorMode):
     """Notices operators whose results jump where the numbers that they are given hardly differ."""
 
-    found = False
+    def __init__(self, comparing: bool) -> None:
+        super().__init__()
+        self._comparing = comparing
+        self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = self.found or picks(func) or _jumps(func, args, kwargs or {})
+        self.found = (
+            self.found
+            or picks(func)
+            or _jumps(func, args, kwargs or {})
+            or (self._comparing and func._overloadpacket.__name__ in _COMPARING)
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -39,6 +47,7 @@ def _jumps(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 _PICKING = frozenset(
     ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "median", "mode", "nms")
 )
+_COMPARING = frozenset(("gt", "ge", "lt", "le", "eq", "ne"))
 _ROUNDING = frozenset(
     (
         *("round", "floor", "ceil", "trunc", "sign", "frac"),
@@ -48,8 +57,10 @@ _ROUNDING = frozenset(
 )
 
 
-def decides(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
+def decides(model: nn.Module, inputs: tuple[Any, ...], *, comparing: bool = False) -> bool:
     """Whether the model sorts, picks or rounds numbers: two right ones may answer otherwise.
+
+    If `comparing`, one that compares numbers decides, too, though it may be no more than a ReLU.
 
     >>> import torch
     >>> decides(nn.ReLU(), (torch.ones(3),)), decides(nn.Threshold(0, 0), (torch.ones(3),))
@@ -60,6 +71,6 @@ def decides(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
     >>> decides(Largest(), (torch.ones(3),))
     True
     """
-    with _Decisions() as seen:
+    with _Decisions(comparing) as seen:
         answer(model, inputs)
     return bool(seen.found)
