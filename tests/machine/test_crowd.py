@@ -7,7 +7,6 @@ from torch import nn
 import nhwc
 from nhwc._optimize.verdict import Judge
 from nhwc.machine import crowd
-from nhwc.machine.timing import Samples
 from nhwc.verify import observe
 
 
@@ -19,18 +18,29 @@ def _two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("one", "every", "waits"), [(1e-6, 4e-5, False), (1e-6, 7e-5, False), (1e-6, 1e-2, True)]
-)
-def test_threads_wait_where_all_take_longer_than_one_would(one, every, waits, monkeypatch):
-    taken = {"one": Samples((one,) * 3), "all": Samples((every,) * 3)}
-    monkeypatch.setattr(crowd, "interleave", lambda calls, rounds: taken)
-    assert crowd.crowded() is waits
+class Clock:
+    """Time that passes whenever someone looks, of which the threads had `share`."""
+
+    def __init__(self, share):
+        self.share, self.now = share, 0.0
+
+    def perf_counter(self):
+        self.now += 0.003
+        return self.now
+
+    def process_time(self):
+        return self.now * self.share
+
+
+@pytest.mark.parametrize(("share", "is_crowd"), [(2.0, False), (1.8, False), (1.4, True)])
+def test_threads_that_get_less_than_a_core_each_have_neighbours(share, is_crowd, monkeypatch):
+    monkeypatch.setattr(crowd, "time", Clock(share))
+    assert crowd.crowded() is is_crowd
 
 
 def test_one_thread_waits_for_nobody(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(crowd, "interleave", lambda calls, rounds: pytest.fail("timed"))
+    monkeypatch.setattr(crowd, "time", None)
     assert not crowd.crowded()
 
 

@@ -7,19 +7,20 @@ operation itself. One thread waits for nobody.
 
 from __future__ import annotations
 
-import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 
-from .timing import interleave
+_NUMBERS = 1 << 20
+"""So many are added by all threads in a fraction of a millisecond."""
 
-_PARTS, _OF = 64, 1 << 14
-"""So few numbers are added by one thread, so many times as many by all."""
+_BURST_S = 0.02
+"""Whoever begins to compute is given a core at once, and has to share it only some time later."""
 
-_WAITING = 2.0
-"""Threads that take so many times as long as one alone would wait for one another."""
+_SHARE = 0.8
+"""Threads that get less of their cores than this have neighbours."""
 
 
 @contextmanager
@@ -35,13 +36,15 @@ def one_thread_if_crowded() -> Iterator[None]:
 
 
 def crowded() -> bool:
-    """Whether torch's threads wait for one another just now."""
-    if torch.get_num_threads() == 1:
+    """Whether torch's threads get less than a core each just now."""
+    threads = torch.get_num_threads()
+    if threads == 1:
         return False
-    few, many = (torch.ones(count, device="cpu") for count in (_OF, _PARTS * _OF))
-    taken = interleave({"one": few.sum, "all": many.sum}, rounds=5)
-    one, every = (statistics.median(samples.seconds) for samples in taken.values())
-    return every > _WAITING * _PARTS * one
+    numbers = torch.ones(_NUMBERS, device="cpu")
+    began, had = time.perf_counter(), time.process_time()
+    while (passed := time.perf_counter() - began) < _BURST_S:
+        numbers.sum()
+    return time.process_time() - had < _SHARE * threads * passed
 
 
 @contextmanager
