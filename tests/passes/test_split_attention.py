@@ -8,6 +8,7 @@ from torch import fx, nn
 
 import nhwc
 from nhwc.graph.tracing.captured import capture
+from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.sizes import for_sizes
 from nhwc.passes.split_attention import split_attention
 
@@ -342,6 +343,48 @@ def test_the_functions_that_the_module_calls(model):
     assert not any(name in changed.code for name in ("torch._native", "functional.multi"))
     with torch.no_grad():
         torch.testing.assert_close(changed(*inputs), model(*inputs))
+
+
+class Pools(nn.Module):
+    """The pool at the end of CLIP's ResNets: its last layer returns other sizes than attention."""
+
+    def __init__(self, apart):
+        super().__init__()
+        self.apart = apart
+        self.queries, self.keys, self.values = (nn.Linear(32, 32) for _ in "qkv")
+        self.end = nn.Linear(32, 20)
+
+    def forward(self, x, y):
+        layers = self.queries, self.keys, self.values
+        pairs = zip("qkv", layers, strict=True)
+        own = {f"{kind}_proj_weight": layer.weight for kind, layer in pairs}
+        if not self.apart:
+            own = {"in_proj_weight": torch.cat([layer.weight for layer in layers])}
+        return nn.functional.multi_head_attention_forward(
+            *(x[:1], x, x, 32, 4),
+            in_proj_weight=own.pop("in_proj_weight", None),
+            in_proj_bias=torch.cat([layer.bias for layer in layers]),
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=False,
+            dropout_p=0.0,
+            out_proj_weight=self.end.weight,
+            out_proj_bias=self.end.bias,
+            training=False,
+            need_weights=False,
+            use_separate_proj_weight=self.apart,
+            **own,
+        )[0]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_last_layer_that_returns_other_sizes(apart):
+    model, inputs = Pools(apart).eval(), tokens(6, 3, 32)
+    changed, (_, report) = rewrite(model, fold_constants, split_attention)
+    assert [site.applied for site in report.sites] == [True]
+    with torch.no_grad():
+        torch.testing.assert_close(changed(*inputs), model(*inputs))
+        torch.testing.assert_close(nhwc.optimize(model, *inputs)(*inputs), model(*inputs))
 
 
 @pytest.mark.parametrize(

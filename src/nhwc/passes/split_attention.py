@@ -65,6 +65,11 @@ class _Weights:
     out_bias: Tensor | None
     batch_first: bool
 
+    @property
+    def width(self) -> int:
+        """Of queries, keys and values; the last layer may return another, as in CLIP's pools."""
+        return self.out_matrix.size(1)
+
 
 def split_attention(gm: fx.GraphModule) -> PassReport:
     """Split all attention whose weights are constant and whose scores are unused."""
@@ -239,7 +244,7 @@ def _attention(
     bias: fx.Node | None = None,
 ) -> fx.Node:
     """Attention in single steps, whose dimensions count from the end: a batch is optional."""
-    graph, heads, depth = node.graph, weights.heads, len(weights.out_matrix) // weights.heads
+    graph, heads, depth = node.graph, weights.heads, weights.width // weights.heads
     # The sequence's place in [batch, sequence, 3, heads, channels], and the place it returns to.
     place, before = (-4, -3) if weights.batch_first else (0, 0)
     prefix = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
@@ -274,7 +279,7 @@ def _attention(
 
 def _projection(weights: _Weights, first: int, count: int) -> nn.Linear:
     """Make the layer for `count` of queries, keys and values, starting with number `first`."""
-    width, whole = len(weights.out_matrix), count == 3
+    width, whole = weights.width, count == 3
     rows = slice(first * width, (first + count) * width)
     bias = weights.bias if whole or weights.bias is None else weights.bias[rows]
     if len(weights.matrices) == 1:
