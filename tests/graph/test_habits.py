@@ -332,6 +332,36 @@ class AddsArgument(Shell):
         return (y, x) if hidden else y
 
 
+def by_setting(forward):
+    """Gives what `config` has, unless the caller names it, and has the rest computed always."""
+
+    @functools.wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        wanted = kwargs.get("hidden", self.config["hidden"])
+        kwargs["hidden"] = True
+        result = forward(self, *args, **kwargs)
+        return result if wanted else result[:1]
+
+    return wrapper
+
+
+# Decorators of that package are believed to say no more than how results are returned.
+of_transformers = types.FunctionType(
+    by_setting.__code__, {"functools": functools, "__name__": "transformers.backbone_utils"}
+)
+
+
+class AsSet(Shell):
+    def __init__(self, hidden):
+        super().__init__()
+        self.config = {"hidden": hidden}
+
+    @of_transformers
+    def forward(self, x, hidden=None, scale=None):
+        y = decided(self.part(x)) * (2.0 if scale is None else scale)
+        return (y, x) if hidden else (y,)
+
+
 class TakesTheRest(Shell):
     def forward(self, x, scale=2.0, *others):
         return decided(self.part(x)) * scale + len(others)
@@ -363,6 +393,17 @@ def test_arguments_by_place_and_by_name_arrive():
     torch.testing.assert_close(fused(X, 3.0), model(X, 3.0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(fused(X, scale=3.0), model(X, scale=3.0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(rest(X, 3.0, 1, 2), others(X, 3.0, 1, 2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("given", [{}, {"hidden": True}, {"hidden": False}, {"scale": 3.0}])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_decorator_sees_what_is_given_by_name_and_nothing_else(hidden, given):
+    model = random_(AsSet(hidden))
+    wanted = outputs(functools.partial(model, **given), (X,))
+    assert len(wanted) == 1 + given.get("hidden", hidden)
+    for found in (fuse(model), nhwc.optimize(model, X, kwargs=given)):
+        ours = outputs(functools.partial(found, **given), (X,))
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [Recorded, RecordsOnce, CallsMethod, AddsArgument])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -93,6 +93,8 @@ def by_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What to call `model` with, by place and by name, to give it `inputs` by their places.
 
+    Options of a decorated `forward` go by name: its decorator may give some by name itself.
+
     >>> class Scaled(nn.Module):
     ...     def forward(self, x, *, scale, **more):
     ...         return x * scale
@@ -103,14 +105,44 @@ def by_call(
         return tuple(inputs), {}
     signature = signature_of(model)
     names = places(signature)
-    kinds = {name: signature.parameters[name].kind for name in names}
-    alone = [name for name in names if kinds[name] is Parameter.KEYWORD_ONLY]
+    parameters = signature.parameters
+    hands_on = _hands_on(model.forward)
+    alone = [
+        name
+        for place, name in enumerate(names)
+        if parameters[name].kind is Parameter.KEYWORD_ONLY
+        or (hands_on and place and parameters[name].default is not Parameter.empty)
+    ]
     first = len(names) - len(alone)
-    takes_any_name = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    takes_any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     more, named = inputs[len(names) :], dict(zip(alone, inputs[first:], strict=False))
+    if hands_on:
+        named = without_unset(named, nones_of(signature))
     if more and takes_any_name and isinstance(more[0], dict):
         named |= more[0]
     elif more or is_open_ended(signature):
         # A `__call__` of the model's own may take more than its `forward`.
         return tuple(inputs), {}
     return tuple(inputs[:first]), named
+
+
+def _hands_on(forward: Callable[..., Any]) -> bool:
+    """Whether it is a decorator's, which takes what it is given by any place and any name."""
+    if not hasattr(forward, "__wrapped__"):
+        return False
+    own = inspect.signature(forward, follow_wrapped=False).parameters.values()
+    return {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD} <= {one.kind for one in own}
+
+
+def nones_of(signature: Signature) -> frozenset[str]:
+    """The arguments that are None where they are left out."""
+    return frozenset(one.name for one in signature.parameters.values() if one.default is None)
+
+
+def without_unset(named: Mapping[str, Any], nones: Collection[str]) -> dict[str, Any]:
+    """What a caller gave: None is what is left out, for which a decorator may have another value.
+
+    >>> without_unset({"hidden": None, "scale": 2}, {"hidden"})
+    {'scale': 2}
+    """
+    return {k: v for k, v in named.items() if v is not None or k not in nones}

@@ -4,6 +4,7 @@ Every layer keeps each argument of its constructor under that argument's name, s
 built again from its attributes.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ...errors import InputError
+from ...models.places import without_unset
 from ...operators.spelled import SPELLED
 from ..plain import as_plain
 from .folded import FOLDED, PROMOTED, SummedConv2d
@@ -160,11 +162,15 @@ def as_elements(value: Tensor, like: Tensor) -> Tensor:
 
 
 class Spread(nn.Module):
-    """Calls `module` with arguments that come as a tuple and a dict of unknown lengths."""
+    """Calls `module` with arguments that come as a tuple and a dict of unknown lengths.
 
-    def __init__(self, module: nn.Module) -> None:
+    Those named in `nones` are left out where they are None.
+    """
+
+    def __init__(self, module: nn.Module, nones: Collection[str] = ()) -> None:
         super().__init__()
         self.module = module
+        self.nones = tuple(sorted(nones))
 
     def forward(
         self,
@@ -173,7 +179,7 @@ class Spread(nn.Module):
         kwargs: dict[str, Any],
         more_kwargs: dict[str, Any],
     ) -> Any:
-        return self.module(*args, *more, **kwargs, **more_kwargs)
+        return self.module(*args, *more, **without_unset(kwargs, self.nones), **more_kwargs)
 
 
 class BatchNorm(_BatchNorm):

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...errors import InputError
 from ...models.kinds import check_initialized, unwrapped
+from ...models.places import nones_of
 from ...models.preserve import mark_generators, undrawn
 from ...operators.windows import tell_sides
 from ..code.mentions import mentions_of
@@ -359,8 +360,9 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
             kwargs[p.name] = graph.placeholder(p.name, default_value=default)
         else:
             args.append(graph.placeholder(p.name, default_value=p.default))
-    if star is not None or double is not None:
-        root.model = Spread(module)
+    nones = nones_of(signature).intersection(kwargs) if hasattr(called, "__wrapped__") else ()
+    if star is not None or double is not None or nones:
+        root.model = Spread(module, nones)
         root.model.training = module.training
         result = graph.call_module("model", (tuple(args), star or (), kwargs, double or {}))
     else:
