@@ -15,7 +15,7 @@ from nhwc.plan.native.values import Values
 from nhwc.plan.scene import scene_of
 from nhwc.plan.trials import _given
 
-from .test_native import Net, chosen, images, lowered
+from .test_native import Net, chosen, images, lowered, responding
 
 pytestmark = pytest.mark.skipif(
     not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
@@ -139,6 +139,35 @@ def test_a_transformer_is_one_program(net, shape):
     assert len({step.name.rpartition(" of ")[2] for step in program.steps}) == 2
     result, wanted = program(x), graph(x)
     torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+class Responding(Net):
+    """The end of a block of ConvNeXt V2 whose channels are last from the start, as UVit's."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order = order
+        torch.manual_seed(0)
+        self.wide, self.out, self.response = (
+            nn.Linear(16, 32),
+            nn.Linear(32, 16),
+            responding(32, True),
+        )
+
+    def forward(self, x):
+        x = x.permute(self.order)
+        return self.out(self.response(F.gelu(self.wide(x)))) + x
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (0, 2, 1, 3)], ids=str)
+@torch.no_grad()
+def test_channels_that_are_last_are_normalized_by_their_response_as_they_lie(order):
+    (x,) = images((2, 5, 6, 16))
+    given = x.permute([order.index(dim) for dim in range(4)]).contiguous()
+    graph, program, chosen = lowered(Responding(order), given)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    assert sum(count(step, "response_squares") for step in program.steps) == 1
+    torch.testing.assert_close(program(given), graph(given), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("sides", [(2, 4), (-1, 4), (2, -1)], ids=str)

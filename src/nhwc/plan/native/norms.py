@@ -16,7 +16,7 @@ from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.response import response_steps
 from ...kernels.layers.unit import unit_channel_steps, unit_step
 from ...kernels.programs.builder import Buffer, Builder, four
-from ...kernels.programs.moved import Moved, as_image, channels_of
+from ...kernels.programs.moved import Moved, as_image, channels_of, settled
 from ..implementation import Implementation
 from ..recording import Record
 from ..specs import Layer
@@ -123,20 +123,29 @@ def normed_in_groups(
 
 
 def response(call: OperatorCall) -> Implementation | None:
-    """Global response norm of images whose channels are not last in their shape."""
+    """Global response norm of images; those whose channels are last in their shape, as they lie."""
     shape, module = call.out.shape, call.module
-    if module.last or len(shape) != 4 or call.seen(0).shape != shape:
+    if len(shape) != 4 or call.seen(0).shape != shape:
         return None
-    n, c, h, w = shape
-    steps = partial(response_steps, weight=module.weight, bias=module.bias, eps=module.eps)
 
     def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
-        pieces = builder.buffer((n * pieces_of(c, h * w), c))
-        factors, y = builder.buffer((n, c)), builder.buffer(shape)
-        builder.add(steps, x, pieces, factors, y)
-        return y
+        return _responded(builder, x, module)
 
-    return computing(emit)
+    def emit_last(builder: Builder, constants: None, x: Moved) -> Moved:
+        image = settled(builder, Moved(x.buffer, x.where.movedim(-1, 1)))
+        y = as_image(_responded(builder, image, module), image.shape)
+        return Moved(y.buffer, y.where.movedim(1, -1))
+
+    return as_it_lies(call.record, call.layer, emit_last) if module.last else computing(emit)
+
+
+def _responded(builder: Builder, x: Buffer, module: Any) -> Buffer:
+    n, c, h, w = x.shape
+    steps = partial(response_steps, weight=module.weight, bias=module.bias, eps=module.eps)
+    pieces = builder.buffer((n * pieces_of(c, h * w), c))
+    factors, y = builder.buffer((n, c)), builder.buffer(x.shape)
+    builder.add(steps, x, pieces, factors, y)
+    return y
 
 
 def normalize(call: OperatorCall) -> Implementation | None:
