@@ -78,6 +78,30 @@ def test_numbers_in_code(calculate):
     torch.testing.assert_close(sized(X), wanted)
 
 
+class Alternating(nn.Module):
+    def forward(self, x):
+        return (-2) ** x.shape[1] * x, (-1.0) ** x
+
+
+class Listing(Alternating):
+    """Can only be recorded."""
+
+    def forward(self, x):
+        return super().forward(torch.stack(list(map(torch.neg, x))))
+
+
+@pytest.mark.parametrize("kind", [Alternating, Listing])
+def test_powers_of_negative_numbers(kind, tmp_path):
+    # Torch writes (-2) ** x as `-2 ** x` into the code of a graph.
+    model, x = kind().eval(), torch.arange(-2.0, 3).expand(2, 5)
+    file = tmp_path / "model.nhwc"
+    nhwc.save(nhwc.optimize(model, x), file)
+    sized, _ = capture_sized(capture(model).module, [x])
+    for made in (nhwc.fuse(model), sized, nhwc.optimize(model, x), nhwc.load(file)):
+        for result, wanted in zip(made(x), model(x), strict=True):
+            assert torch.equal(result, wanted)
+
+
 def test_sizes_are_not_counted_in_another_precision_than_the_models():
     class Cropping(nn.Module):
         def forward(self, x):

@@ -8,9 +8,11 @@ using the user's name.
 from __future__ import annotations
 
 import keyword
+import operator
 import re
 import unicodedata
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from typing import Any
 
 from torch import fx, nn
 
@@ -46,6 +48,19 @@ def sayable(name: str) -> str:
         return name
     plain = re.sub(r"\W", "_", name, flags=re.ASCII)
     return plain if is_sayable(plain) else f"{plain}_"
+
+
+def sayable_function(function: Any, args: Sequence[Any]) -> Any:
+    """Return `function`, or one that computes the same and that generated code can use.
+
+    >>> sayable_function(operator.pow, (-2, 3)), sayable_function(operator.neg, (-2,))
+    (<built-in function pow>, <built-in function neg>)
+
+    Torch writes a power as `-2 ** x`, which is -(2 ** x).
+    """
+    base = args[0] if function is operator.pow else None
+    negative = isinstance(base, (int, float)) and str(base).startswith("-")
+    return pow if negative else function
 
 
 def renamed_parts(graph: fx.Graph, root: nn.Module) -> dict[str, str]:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...models.trees import is_named_by_torch, tensors_of
-from ..nodes.names import CONSTANT
+from ..nodes.names import CONSTANT, sayable_function
 from ..nodes.results import is_lost, made_by
 from ..nodes.seen import note_seen
 from ..nodes.writes import may_be_view, written_into
@@ -191,7 +191,8 @@ class Noted:
             return self.graph.call_function(sign, args)
         mirrored = _sign(f"__{name[3:]}") if name.startswith("__r") else None
         if mirrored is not None:
-            return self.graph.call_function(mirrored, args[::-1])
+            args = args[::-1]
+            return self.graph.call_function(sayable_function(mirrored, args), args)
         return self.graph.call_method(name, args, kwargs)
 
 

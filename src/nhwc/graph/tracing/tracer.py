@@ -27,7 +27,7 @@ from ..effects.state import State
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, opaque_by_nature
 from ..nodes.arguments import given_by_decorator
 from ..nodes.memory import OF_OWN
-from ..nodes.names import FOLLOWING, is_sayable
+from ..nodes.names import FOLLOWING, is_sayable, sayable_function
 from ..nodes.results import is_lost, made_by
 from ..nodes.shapes import is_size
 from ..nodes.writes import may_be_view, written_into
@@ -432,6 +432,7 @@ class Tracer(fx.Tracer):
         other = typed_like(args[0]) if kind == "call_method" and target == "type" else None
         if other is not None:
             target, args = "type_as", ((args[0][0], self.proxy(other)), *args[1:])
+        target = sayable_function(target, args[0])
         unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
         if unsayable:
             self.refuse(f"it passes an argument by the name {unsayable[0]!r}")
