@@ -99,6 +99,22 @@ def test_numbers_that_are_put_into_truth_are_true_but_for_zero():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
+TORCHS = {
+    "of nothing, any": lambda net, x: x * (x[:, :0] > 0).any(1, True),
+    "of nothing, all": lambda net, x: x.masked_fill((x[:, :0] > 0).all(1, True), 2.0),
+    "seen as bytes": lambda net, x: x * (x > 0).view(torch.bool),
+    "seen as bytes, by name": lambda net, x: x * (x > 0).view(dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("name", TORCHS)
+@torch.no_grad()
+def test_truth_that_numbers_cannot_stand_for(name):
+    (x,) = images((2, 8, 7, 6))
+    graph, program, _ = planned(Choosing(TORCHS[name]), x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
 @torch.no_grad()
 def test_truth_that_is_written_to_stays():
     (x,) = images((2, 8, 7, 6))

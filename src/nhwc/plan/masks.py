@@ -217,6 +217,8 @@ def _of_several(record: Record, node: fx.Node) -> NumberCall | None:
     x, dims = given.pop("input"), given.get("dim")
     if not _is_truth(record, x) or not isinstance(dims, (int, tuple, list)):
         return None
+    if 0 in record.values[x].shape:  # Of no numbers none is the largest.
+        return None
     most = torch.amax if called_name(node) == "any" else torch.amin
     return NumberCall(most, (x, dims, given.get("keepdim", False)))
 
@@ -239,10 +241,13 @@ def _counted(record: Record, node: fx.Node) -> NumberCall | None:
 
 def _moves(record: Record, node: Any) -> bool:
     """Whether `node` only moves truth, or joins it with other."""
-    truths = _truths(record, node) if called_name(node) in _MOVES | _JOINS else []
+    name = called_name(node)
+    # `view(torch.bool)` reads bytes, of which numbers have more.
+    bytewise = name == "view" and torch.bool in (*node.args, *node.kwargs.values())
+    truths = _truths(record, node) if name in _MOVES | _JOINS and not bytewise else []
     # Numbers that are put into truth are no truth, and truth that says which is taken is no number.
     first = truths[:1] == node.all_input_nodes[:1]
-    return bool(truths) and first and (len(truths) == 1 or called_name(node) in _JOINS)
+    return bool(truths) and first and (len(truths) == 1 or name in _JOINS)
 
 
 def _truths(record: Record, node: fx.Node) -> list[fx.Node]:
