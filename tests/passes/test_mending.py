@@ -394,6 +394,24 @@ def test_grid_sample_agrees_with_torch(padding, corners, c, h, w, reach, seed):
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@pytest.mark.parametrize("corners", [True, False])
+def test_the_gradients_of_a_grid_on_the_border_are_torchs(padding, corners):
+    x = images().to(memory_format=torch.channels_last)
+    theta = torch.eye(2, 3).expand(2, 2, 3)
+    grids = [F.affine_grid(theta, x.shape, corners).requires_grad_() for _ in range(2)]
+    sampled = (
+        F.grid_sample(x, grids[0], "bilinear", padding, corners),
+        GridSample(padding, corners)(x, grids[1]),
+    )
+    torch.testing.assert_close(sampled[1], sampled[0], rtol=1e-4, atol=1e-5)
+    edges = [
+        torch.autograd.grad(y.sum(), grid)[0][:, 0, 0]
+        for y, grid in zip(sampled, grids, strict=True)
+    ]
+    torch.testing.assert_close(edges[1], edges[0], rtol=1e-4, atol=1e-5)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(1, 3))
 def test_shuffles_agree_with_torch(groups, inner, last, size):

@@ -387,7 +387,9 @@ class GridSample(Leaf):
         else:
             place = ((coordinate + 1) * size - 1) / 2
         if self.padding_mode == "border":
-            return torch.nan_to_num(place).clamp(0, size - 1)
+            held = torch.nan_to_num(place).clamp(0, size - 1)
+            # On the border torch's gradient of the place is 0, where that of clamp is 1.
+            return torch.where((place > 0) & (place < size - 1), place, held.detach())
         # An infinite place is none: what is taken from itself leaves NaN.
         return place.clamp(-2, size + 1) + (place - place)
 
