@@ -85,6 +85,11 @@ def test_every_kernel_for_a_linear_layer_that_is_not_ours(rows, residual):
 NORMED = [value for value in SPECIAL if abs(value) != 1e30]
 """The square of 1e30 overflows: torch's norms answer NaN or 0, by the lane of a vector it is in."""
 
+
+def to_the_power(exponent):
+    return lambda x: x**exponent
+
+
 MORE = {
     "resized one way": lambda x: F.interpolate(x, (7, 12), mode="bilinear"),
     "times infinity": lambda x: x * float("inf"),
@@ -94,6 +99,7 @@ MORE = {
     "depthwise of 5x5": nn.Conv2d(8, 8, 5, stride=2, padding=2, groups=8),
     "expanded": nn.Sequential(nn.Conv2d(8, 40, 1), nn.Conv2d(40, 40, 3, padding=1, groups=40)),
     "projected": nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 24, 1)),
+    **{f"to the power of {power}": to_the_power(power) for power in (-2, -1, -0.5, 0.5, 1.5, 3, 4)},
 }
 
 

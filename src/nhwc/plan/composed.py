@@ -189,6 +189,8 @@ def _made_finite(seen: Seen, x: Any, nan: float | None = None) -> Any:
 
 
 def _log_sum_exp(seen: Seen, x: Any, dim: Any, keepdim: bool = False) -> Any:
+    if 0 in seen.shape:
+        return None
     # Of infinity nothing is subtracted: the result is infinite as well, and no NaN.
     top = torch.amax(x, dim, True)
     top = _call(replaced, top, _call(compared, torch.abs(top), math.inf, "eq"), 0.0, 1.0)
@@ -214,7 +216,6 @@ _POWERS: dict[float, Callable[[Any], Any]] = {
     -1: torch.reciprocal,
     -0.5: torch.rsqrt,
     0.5: torch.sqrt,
-    1.5: lambda x: x * torch.sqrt(x),
     3: lambda x: x * x * x,
     4: lambda x: (x * x) * (x * x),
 }
