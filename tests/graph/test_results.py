@@ -280,3 +280,25 @@ def test_a_constant_is_laid_out_as_the_model_makes_it(verb: str, tmp_path: Any) 
         torch.testing.assert_close(given, expected, rtol=0, atol=0, check_stride=True)
         given[2].zero_()
         given[3].zero_()
+
+
+class Holding(nn.Module):
+    """It has such constants from the beginning, one of nothing among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = torch.linspace(-1, 1, 4)[:, None].expand(4, 3)
+        self.gaps = torch.arange(12.0)[1::3]
+        self.nothing = self.gaps[:0]
+
+    def forward(self, x: Tensor) -> Any:
+        return x.relu(), self.grid, self.gaps, self.nothing
+
+
+@pytest.mark.parametrize("verb", [nhwc.fuse, lambda net: nhwc.optimize(net, X)])
+def test_a_file_keeps_how_constants_lie(verb: Any, tmp_path: Any) -> None:
+    net = Holding().eval()
+    nhwc.save(verb(net), tmp_path / "held.nhwc")
+    given, expected = nhwc.load(tmp_path / "held.nhwc")(X), net(X)
+    torch.testing.assert_close(given, expected, rtol=0, atol=0)
+    assert [one.stride() for one in given[:3]] == [one.stride() for one in expected[:3]]

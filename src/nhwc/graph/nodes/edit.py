@@ -158,11 +158,13 @@ def _drop_unread_tensors(gm: fx.GraphModule) -> None:
                     del slots[name]
 
 
-def copied(node: fx.Node, value: Tensor) -> tuple[fx.Node, fx.Node]:
+def copied(node: fx.Node, root: nn.Module) -> tuple[fx.Node, fx.Node]:
     """Two nodes behind `node`, a constant: the first reads it, the last is a copy that lies as it.
 
-    `clone` closes the gaps of `value`, and repeats what an expanded one holds once.
+    `clone` closes the gaps of a tensor, and repeats what an expanded one holds once. So `root` gets
+    one with all that lies in its memory: files close gaps, too.
     """
+    value = attribute(root, str(node.target))
     graph = node.graph
     with graph.inserting_before(node.next):
         if not has_strides(value) or _dense(value):
@@ -170,11 +172,13 @@ def copied(node: fx.Node, value: Tensor) -> tuple[fx.Node, fx.Node]:
             return copy, copy
         steps = zip(value.shape, value.stride(), strict=True)
         extent = 1 + sum((size - 1) * step for size, step in steps)
-        whole = graph.call_function(torch.as_strided, (node, (extent,), (1,)))
+        home, _, name = f"{node.target}_whole".rpartition(".")
+        root.get_submodule(home).register_buffer(name, value.as_strided((extent,), (1,)))
+        whole = graph.get_attr(f"{node.target}_whole")
         copy = graph.call_method("clone", (whole,))
         laid = (tuple(value.shape), value.stride())
         return whole, graph.call_function(torch.as_strided, (copy, *laid))
 
 
 def _dense(value: Tensor) -> bool:
-    return torch.empty_like(value, device="meta").stride() == value.stride()
+    return torch.empty_like(value, device="meta").stride() == value.stride() or not value.numel()

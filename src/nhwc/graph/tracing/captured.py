@@ -295,8 +295,10 @@ def _copy_constants(gm: fx.GraphModule) -> None:
         if first.setdefault(node.target, node) is not node:
             erase(node, first[node.target])
     for node in exposed(gm.graph).intersection(first.values()):
-        reader, copy = copied(node, attribute(gm, str(node.target)))
+        reader, copy = copied(node, gm)
         node.replace_all_uses_with(copy, lambda user, reader=reader: user is not reader)  # type: ignore[misc]
+        if not node.users:
+            gm.graph.erase_node(node)
     if constants:
         gm.recompile()
 

@@ -395,7 +395,7 @@ class _Recorder(TorchFunctionMode):
             place = self.noted.place_of(tensor)
             if place.op == "get_attr":
                 # Every run writes into a copy of the constant.
-                _, copy = copied(place, tensor)
+                _, copy = copied(place, self.noted.root)
                 node.replace_input_with(place, copy)
                 self.noted.replace(tensor, copy)
         return found
