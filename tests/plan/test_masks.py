@@ -99,6 +99,26 @@ def test_numbers_that_are_put_into_truth_are_true_but_for_zero():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
+LYING = {
+    "masked_fill": lambda net, x: x.masked_fill(net.choice, 1.0),
+    "seen in order": lambda net, x: x.masked_fill(net.choice, 1.0).view(2, -1).relu(),
+    "what is put there": lambda net, x: put(x, net.choice),
+    "where": lambda net, x: torch.where(net.choice, x, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+@torch.no_grad()
+def test_what_is_chosen_lies_as_torch_lays_it(name):
+    (x,) = images((2, 8, 7, 6))
+    net = Choosing(LYING[name])
+    choice = torch.rand(2, 8, 7, 6) > 0.5
+    net.register_buffer("choice", choice.to(memory_format=torch.channels_last))
+    net.last = nn.Identity()
+    graph, program, _ = planned(net, x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5, check_stride=True)
+
+
 TORCHS = {
     "of nothing, any": lambda net, x: x * (x[:, :0] > 0).any(1, True),
     "of nothing, all": lambda net, x: x.masked_fill((x[:, :0] > 0).all(1, True), 2.0),

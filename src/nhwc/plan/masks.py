@@ -35,6 +35,11 @@ def replaced(x: Tensor, where: Tensor, number: float, answer: float) -> Tensor:
     return torch.where(where == answer, number, x)
 
 
+def marked(x: Tensor, where: Tensor, number: float, answer: float) -> Tensor:
+    """The same, which lies in memory as x does: a `where` lies as its first argument."""
+    return x.masked_fill(where == answer, number)
+
+
 def chosen(where: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """`one` where `where` is 1.0, and `other` where it is 0.0."""
     return torch.where(where != 0, one, other)
@@ -133,7 +138,7 @@ def _reading(record: Record, node: fx.Node) -> NumberCall | None:
     if name == "masked_fill":
         given = bound(node, ("input", "mask", "value"))
         args = tuple(record.known(given.get(key)) for key in ("mask", "value", "input"))
-        return _where(record, *args)
+        return _where(record, *args, put=marked)
     if node.kwargs:
         return None
     if name == "where" and len(args) == 3:
@@ -156,7 +161,9 @@ def _is_computed(record: Record, node: Any) -> bool:
     return _said(record, node) is not None
 
 
-def _where(record: Record, where: Any, one: Any, other: Any) -> NumberCall | None:
+def _where(
+    record: Record, where: Any, one: Any, other: Any, *, put: Callable[..., Any] = replaced
+) -> NumberCall | None:
     if not _is_truth(record, where):
         return None
     floats, numbers = (
@@ -169,7 +176,7 @@ def _where(record: Record, where: Any, one: Any, other: Any) -> NumberCall | Non
     found: Any = where if all(numbers) else one if floats[0] else other
     for number, answer in ((one, 1.0), (other, 0.0)):
         if _is_number(number):
-            found = NumberCall(replaced, (found, where, float(number), answer))
+            found = NumberCall(put, (found, where, float(number), answer))
     return found  # type: ignore[no-any-return]
 
 
@@ -178,7 +185,9 @@ def _put(record: Record, x: Any, places: Any, value: Any) -> NumberCall | None:
     number = value.args[-1] if called_name(value) == "new_full" and len(value.args) == 3 else None
     same = len(places) == 1 and _is_truth(record, places[0])
     same = same and record.values[places[0]].shape == record.values[x].shape
-    return _where(record, places[0], number, x) if same and _is_number(number) else None
+    if not same or not _is_number(number):
+        return None
+    return _where(record, places[0], number, x, put=marked)
 
 
 def _said(record: Record, node: Any) -> NumberCall | None:

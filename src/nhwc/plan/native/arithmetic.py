@@ -236,6 +236,6 @@ def comparing(call: OperatorCall) -> Make:
 
 
 def replacing(call: OperatorCall) -> Make:
-    """The step of `replaced`."""
+    """The step of `replaced` and `marked`."""
     *_, number, answer = call.args
     return partial(replaced_step, number=number, answer=answer)
