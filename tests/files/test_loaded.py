@@ -92,6 +92,22 @@ def test_a_loaded_model_goes_everywhere(kind: Any, given: Any, use: str, tmp_pat
     torch.testing.assert_close(used(*given), model(*given), rtol=1e-4, atol=1e-4)
 
 
+class Returning(Sized):
+    """Returns an argument that may be left out."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Any:
+        return super().forward(x, mask, scale), mask
+
+
+@torch.no_grad()
+def test_an_argument_that_is_returned_is_itself(tmp_path: Path) -> None:
+    model, mask = Returning().eval(), torch.rand(1, 1, 8, 8).expand(1, 8, 8, 8)
+    loaded = saved(force(model, X, mask), tmp_path / "model.nhwc")
+    result, returned = loaded(X, mask)
+    assert returned is mask
+    torch.testing.assert_close(result, model(X, mask)[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.filterwarnings("ignore:The TorchScript type system")
 @torch.no_grad()

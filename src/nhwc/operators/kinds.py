@@ -45,7 +45,7 @@ _UNMARKED_VIEWS = {
     *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "cartesian_prod"),
     *("chain_matmul", "channel_shuffle", "channelshuffle", "einsum", "fromtokens", "identity"),
     *("fromframes", "toframes"),
-    *("interleave", "pixel"),
+    *("interleave", "pixel", "assert_sizes"),
     *("histogramdd", "meshgrid", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     *("unsafe_view", "align_as", "align_to", "refine_names", "rename"),
     "prod",  # torch.masked's, over no dimension
