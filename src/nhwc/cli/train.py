@@ -278,7 +278,7 @@ def _train(
         earlier = [Point(**point) for point in state["points"]]
         if state["epoch"] >= recipe.epochs:
             if show:
-                done = f"{resume} has {state['epoch']} of {recipe.epochs} epochs"
+                done = f"{resume} has {state['epoch']} epochs, and {recipe.epochs} are asked for"
                 note(f"{done}: there is nothing to train. Raise --epochs to go on.")
             return 0
     screen = Screen(recipe.epochs, len(data.train), text=args.format == "text")
