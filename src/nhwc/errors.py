@@ -16,6 +16,16 @@ A message says what is wrong with its value, where, and what to do, in one line.
 from __future__ import annotations
 
 
+def of_kind(value: object) -> str:
+    """What a value is, with the article that its name takes.
+
+    >>> of_kind("resnet50"), of_kind(50)
+    ('a str', 'an int')
+    """
+    name = type(value).__name__
+    return f"an {name}" if name.lstrip("_")[:1] in "AEIOaeio" else f"a {name}"
+
+
 class NhwcError(Exception):
     """The root of the tree: catch this to catch them all.
 

@@ -442,7 +442,7 @@ class CallsOnNumber(nn.Module):
 
 def test_a_method_of_tensors_called_on_a_number():
     captured = capture(CallsOnNumber())
-    assert "it calls Tensor.__rdiv__ on a int" in captured.opaque[0].reason
+    assert "it calls Tensor.__rdiv__ on an int" in captured.opaque[0].reason
     for model in (CallsOnNumber(), captured.module):
         with pytest.raises(AttributeError):
             model(torch.ones(2))

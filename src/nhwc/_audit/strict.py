@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ..errors import FormatLost, InputError
+from ..errors import FormatLost, InputError, of_kind
 from ..watch.calls import Call, described
 from ..watch.effects import Effect, Tracker
 from ..watch.recorder import Recorder, tell, was_in_script
@@ -36,7 +36,7 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
     """
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(
-            f"cannot watch a {type(model).__name__}: it is no torch.nn.Module. "
+            f"cannot watch {of_kind(model)}: it is no torch.nn.Module. "
             "Write `with strict(): ...` for code without one."
         )
     tracker = Tracker()

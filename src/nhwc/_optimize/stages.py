@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from ..errors import InputError, VerificationError
+from ..errors import InputError, VerificationError, of_kind
 from ..graph import check_copies, graphs
 from ..graph.effects.outside import outside_put_back
 from ..graph.report import Opaque
@@ -320,7 +320,7 @@ def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
         holder = next((x for x in inputs if every_tensor_of(x)), None)
         if holder is not None:
             raise InputError(
-                f"the example's tensors lie in a {type(holder).__name__}; kernels are chosen for "
+                f"the example's tensors lie in {of_kind(holder)}; kernels are chosen for "
                 "those that are given alone, or in lists, tuples and dicts. Give them so, or use "
                 'torch.compile(model, backend="nhwc"), which takes calls as they come.'
             )

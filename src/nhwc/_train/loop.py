@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ..errors import InputError, of_kind
 from ..machine.environment import usable_device
 from ..models.kinds import check_devices, check_initialized, module_of
 from ..models.preserve import cards
@@ -55,9 +55,7 @@ def train(
     check_devices(model, [])
     for name, value, kind in (("data", data, Data), ("recipe", recipe, Recipe)):
         if not isinstance(value, kind):
-            raise InputError(
-                f"{name} is a {type(value).__name__}. Give a nhwc.training.{kind.__name__}."
-            )
+            raise InputError(f"{name} is {of_kind(value)}. Give a nhwc.training.{kind.__name__}.")
     if checkpoint_every is not None:
         whole(1, checkpoint_every=checkpoint_every)
     device = usable_device(device)

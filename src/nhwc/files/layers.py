@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import of_kind
 from ..graph.modules.leaves import runs_hooks
 from .plain import Foreign, from_plain, refusal, to_plain
 from .vocabulary import module_names, modules
@@ -30,9 +31,7 @@ def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
     layer = _layer_of(module)
     kind = module_names().get(layer)
     if kind is None:
-        raise refusal(
-            path, f"it calls a {type(module).__name__}, whose own code it takes to load it"
-        )
+        raise refusal(path, f"it calls {of_kind(module)}, whose own code it takes to load it")
     if runs_hooks(module) or hasattr(module, "parametrizations"):
         raise refusal(path, f"it has {OWN_CODE}")
     arguments = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from ..errors import FileError, InputError, NhwcError, is_out_of_memory
+from ..errors import FileError, InputError, NhwcError, is_out_of_memory, of_kind
 from ..kernels.language.sources import sources
 from ..kernels.programs.pool import Pool, from_nothing
 from ..machine.environment import Environment, beside, usable_device
@@ -48,7 +48,7 @@ def path_of(given: Any, call: str) -> Path:
         return Path(given)
     except TypeError:
         raise InputError(
-            f"a {type(given).__name__} is no path of a file. Give one, as nhwc.{call}."
+            f"{of_kind(given)} is no path of a file. Give one, as nhwc.{call}."
         ) from None
 
 

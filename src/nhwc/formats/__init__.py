@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.export import ExportedProgram
 
-from ..errors import InputError
+from ..errors import InputError, of_kind
 from ..models.trees import has_strides
 from .optimizers import optimizers_of, restride_state_
 from .weights import check_memory, convolution_weights, packed_convolutions
@@ -170,8 +170,7 @@ def _check_format(tensor: Tensor, format: Format) -> None:
 def _check_tensor(tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise InputError(
-            f"a {type(tensor).__name__} has no memory format. Make a tensor of it: "
-            "torch.as_tensor(x)."
+            f"{of_kind(tensor)} has no memory format. Make a tensor of it: torch.as_tensor(x)."
         )
 
 
@@ -213,7 +212,7 @@ def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
     model: object = module.module() if isinstance(module, ExportedProgram) else module
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"cannot convert a {type(module).__name__} in place: it is no torch.nn.Module. "
+            f"cannot convert {of_kind(module)} in place: it is no torch.nn.Module. "
             "For a tensor there is nhwc.to_format(x, format)."
         )
     changed = restride_weights_(model, format)

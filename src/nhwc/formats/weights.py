@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..errors import InputError
+from ..errors import InputError, of_kind
 from ..models.trees import has_strides
 from .source import CONVOLUTIONS, weights_in_code
 
@@ -238,7 +238,7 @@ def check_memory(model: nn.Module, weights: Sequence[Weight]) -> None:
     for weight in weights:
         if is_traceable_wrapper_subclass(weight.tensor):
             raise InputError(
-                f"{weight.name} is a {type(weight.tensor.data).__name__}, which lays out its "
+                f"{weight.name} is {of_kind(weight.tensor.data)}, which lays out its "
                 "memory itself. Convert the model before it is sharded or quantized."
             )
     others = (*model.named_parameters(), *model.named_buffers())

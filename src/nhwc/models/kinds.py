@@ -15,7 +15,7 @@ from torch.jit._trace import TracedModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from ..errors import InputError
+from ..errors import InputError, of_kind
 from .trees import some
 
 
@@ -39,7 +39,7 @@ def module_of(model: object, verb: str) -> nn.Module:
             "Pass the module whose forward it is."
         )
     todo = f" nhwc.load_model({model!r}) makes one of a name." if isinstance(model, str) else ""
-    raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.{todo}")
+    raise InputError(f"cannot {verb} {of_kind(model)}: it is no torch.nn.Module.{todo}")
 
 
 def given_by_name(kwargs: object) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..errors import of_kind
 from ..formats import format_of
 from ..graph.nodes.flat import is_nested
 from ..graph.plain import as_plain
@@ -65,7 +66,7 @@ def _described(x: Any) -> str:
         return f"{_kind(x)}{{{items}}}"
     if not isinstance(x, Tensor):
         x = as_plain(x)
-        return repr(x) if isinstance(x, (*_PLAIN, *_TELLING)) else f"a {type(x).__name__}"
+        return repr(x) if isinstance(x, (*_PLAIN, *_TELLING)) else of_kind(x)
     words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
     if format_of(x).is_last:
         words.append("channels_last")

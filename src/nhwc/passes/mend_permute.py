@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..errors import of_kind
 from ..graph import erase, module_of, replace_module
 from ..graph.modules.mended import ChannelNorm, GlobalResponse
 from ..graph.report import PassReport, Site
@@ -79,7 +80,7 @@ def _unfit(node: fx.Node) -> str:
     if unfit is not None:
         return unfit
     if type(layer) not in (nn.LayerNorm, nn.Linear):
-        return f"it is a {type(layer).__name__}, a class of its own"
+        return f"it is {of_kind(layer)}, a class of its own"
     if isinstance(layer, nn.Linear) and _would_round(layer.weight):
         return "as a convolution it would be rounded to TF32, which torch does not do to products"
     if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) != 1:

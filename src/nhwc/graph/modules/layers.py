@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ...errors import InputError
+from ...errors import InputError, of_kind
 from ...models.places import without_unset
 from ...operators.spelled import SPELLED
 from ..plain import as_plain
@@ -119,7 +119,7 @@ def _check_value(value: object, expected: object) -> None:
 def _named(value: object) -> str:
     """What was given, in a few words: a list of tensors prints as all of their numbers."""
     if isinstance(value, Tensor | list | tuple | dict):
-        return f"a {type(value).__name__}"
+        return of_kind(value)
     return repr(as_plain(value))
 
 
@@ -142,7 +142,7 @@ def assert_keys(value: Any, keys: list[Any]) -> None:
     if has_torch_function((value,)):
         handle_torch_function(assert_keys, (value,), value, keys)
         return
-    given = list(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+    given = list(value) if isinstance(value, dict) else of_kind(value)
     if given != keys:
         raise InputError(
             f"this model was saved for a dict of {keys}, in this order, not for {given}: its code "

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import fx
 
+from ...errors import of_kind
 from ...models.trees import can_be_remade, tuple_like
 from ..modules.layers import assert_keys, assert_length
 from .arguments import is_sayable_name
@@ -156,4 +157,4 @@ def _again(flat: fx.Graph, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     if node.op == "call_function" and home.startswith("torch"):
         return flat.node_copy(node, known.__getitem__)
     doing = "returns" if node.op == "output" else f"gives to {node.name}"
-    raise NotFlat(f"it {doing} a {type(known[held[0]]).__name__} that it was given")
+    raise NotFlat(f"it {doing} {of_kind(known[held[0]])} that it was given")

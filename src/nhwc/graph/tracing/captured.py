@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ...errors import InputError
+from ...errors import InputError, of_kind
 from ...models.kinds import check_initialized, unwrapped
 from ...models.places import nones_of
 from ...models.preserve import mark_generators, undrawn
@@ -75,7 +75,7 @@ def capture(
     """
     model = unwrapped(model)
     if not isinstance(model, nn.Module):
-        raise InputError(f"cannot capture a {type(model).__name__}. Pass a torch.nn.Module.")
+        raise InputError(f"cannot capture {of_kind(model)}. Pass a torch.nn.Module.")
     check_initialized(model)
     check_copies(model)
     replaced = replaced_in_torch()
@@ -225,7 +225,7 @@ def _unlike_forward(module: nn.Module) -> str | None:
         if kept or not is_sayable_argument(parameter):
             given = f"its argument {parameter.name}"
             if is_sayable_name(parameter.name):
-                given = f"the default of {given}, a {type(parameter.default).__name__}"
+                given = f"the default of {given}, {of_kind(parameter.default)}"
             return f"generated code cannot have {given}"
     return None
 

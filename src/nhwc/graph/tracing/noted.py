@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ...errors import of_kind
 from ...models.trees import is_named_by_torch, tensors_of
 from ..nodes.names import CONSTANT, sayable_function
 from ..nodes.results import is_lost, made_by
@@ -99,7 +100,7 @@ class Noted:
             for key, item in result.items():
                 self.keep(item, (place, key))
         elif tensors_of(result):
-            self.refuse(f"a part that cannot be traced returns a {type(result).__name__}")
+            self.refuse(f"a part that cannot be traced returns {of_kind(result)}")
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that gives a tensor; one that no node gives becomes a constant."""
@@ -124,7 +125,7 @@ class Noted:
         places = [self._places.get(id(item)) for item in value]
         parts = [p.args if isinstance(p, fx.Node) else p for p in places]
         if node is None or parts != [(node, index) for index in range(len(value))]:
-            self.refuse(f"it changes what is in a {type(value).__qualname__}")
+            self.refuse(f"it changes what is in {of_kind(value)}")
         return node
 
     def _constant(self, tensor: Tensor) -> fx.Node:
@@ -149,7 +150,7 @@ class Noted:
         if arguments is not None:
             return self.graph.call_function(type(value), *self.argument(arguments))
         if is_lost(value):
-            return self.refuse(f"it works with a {type(value).__name__}")
+            return self.refuse(f"it works with {of_kind(value)}")
         if self._ends and isinstance(value, torch.Size):
             # Arguments of calls may be plain tuples.
             return self.graph.call_function(torch.Size, (tuple(value),))
@@ -164,7 +165,7 @@ class Noted:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, _PLAIN) and not is_derived(value):
             return value
-        return self.refuse(f"it works with a {type(value).__name__}")
+        return self.refuse(f"it works with {of_kind(value)}")
 
     def call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
         """A node that calls a module as a whole."""

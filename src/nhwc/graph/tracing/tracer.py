@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.fx import _symbolic_trace as _fx
 from torch.utils._pytree import tree_leaves
 
+from ...errors import of_kind
 from ...operators.kinds import returns_what_it_writes
 from ..code.reached import OURS, TORCH
 from ..effects.outside import Outside
@@ -401,13 +402,13 @@ class Tracer(fx.Tracer):
         if isinstance(a, fx.Proxy) and a.node._erased:
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
         if is_derived(a):
-            raise fx.proxy.TraceError(f"it hands on a {type(a).__name__}")
+            raise fx.proxy.TraceError(f"it hands on {of_kind(a)}")
         arguments = made_by(a)
         if arguments is not None:
             held: Any = super().create_arg(arguments)
             return self.create_node("call_function", type(a), *held)
         if is_lost(a):
-            raise fx.proxy.TraceError(f"it returns, or hands on, a {type(a).__name__}")
+            raise fx.proxy.TraceError(f"it returns, or hands on, {of_kind(a)}")
         if self._ends and isinstance(a, torch.Size):
             # Arguments of calls may be plain tuples.
             return self.create_node("call_function", torch.Size, (tuple(a),), {})
@@ -438,7 +439,7 @@ class Tracer(fx.Tracer):
             self.refuse(f"it passes an argument by the name {unsayable[0]!r}")
         if kind == "call_method" and not isinstance(args[0][0], (fx.Proxy, fx.Node, Tensor)):
             # The code of a graph would call a method of the number: `2.__rdiv__(x)`.
-            self.refuse(f"it calls Tensor.{target} on a {type(args[0][0]).__name__}")
+            self.refuse(f"it calls Tensor.{target} on {of_kind(args[0][0])}")
         if kind == "call_module" and calls_otherwise(self.root.get_submodule(target)):
             self.refuse(IN_OWN_CALL)
         self._check_running()
@@ -471,7 +472,7 @@ class Tracer(fx.Tracer):
         """Refuse to count sizes in numpy's narrow types, which round where Python's do not."""
         narrow = [x for x in given if is_derived(x) and not isinstance(x, float | numpy.int64)]
         if narrow and any(map(is_size, given)):
-            self.refuse(f"it counts in a {type(narrow[0]).__name__}")
+            self.refuse(f"it counts in {of_kind(narrow[0])}")
 
     def _may_return_input(self, path: str) -> bool:
         """Whether the result of a module may share memory with its input."""

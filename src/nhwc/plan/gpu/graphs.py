@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import of_kind
 from ...graph.nodes.flat import leaves_of
 from ...models.trees import can_be_remade, tuple_like
 from ..program import PlanProgram
@@ -113,7 +114,7 @@ def _cloned(value: Any) -> Any:
         return [*map(_cloned, value)]
     if value is None or isinstance(value, _UNCHANGING):
         return value
-    raise RuntimeError(f"no graph can return a {type(value).__name__}")
+    raise RuntimeError(f"no graph can return {of_kind(value)}")
 
 
 _UNCHANGING = (bool, int, float, complex, str, torch.dtype, torch.device)
