@@ -47,6 +47,11 @@ def test_synthetic_batches_print_the_line_and_write_nothing(folder, capsys):
     assert [path.name for path in folder.parent.iterdir()] == ["images"]
 
 
+def test_classes_that_a_callable_does_not_take_are_refused(folder, capsys):
+    assert run(folder, *QUICK, "--classes", 5) == 2
+    assert f"{NET} takes no num_classes" in capsys.readouterr().err
+
+
 def test_workers_leave_nothing_behind():
     words = [*QUICK, "--synthetic", "--classes", 10, "--max-batches", 2, "--workers", 1]
     # Workers name sockets in it, whose names may have 107 letters.

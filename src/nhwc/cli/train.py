@@ -37,7 +37,7 @@ from ..machine.environment import available_cores, usable_device
 from ..models.kinds import check_initialized
 from ..render.train_text import log_line
 from ..shown import misfit
-from ..zoo import load_model
+from ..zoo import load_model, load_model_for
 from .common import check_alone, check_fits
 from .interrupt import Interrupt
 from .outputs import check_folder, check_outputs, check_plot, write_file
@@ -150,12 +150,11 @@ def run(args: argparse.Namespace) -> int:
         # All batches are of one shape, so the search for the fastest kernels pays.
         torch.backends.cudnn.benchmark = True
     with process_group(device) as device, closing(_data(args)) as data:
-        model = load_model(
-            args.arch,
-            weights=args.weights,
-            seed=args.seed,
-            classes=args.classes or len(data.classes),
-        )
+        # The labels of random images are as many as --classes says, whatever the model takes.
+        asked = args.classes is not None and not args.synthetic
+        load = load_model if asked else load_model_for
+        classes = args.classes or len(data.classes)
+        model = load(args.arch, weights=args.weights, seed=args.seed, classes=classes)
         check_initialized(model)
         if rank_and_world()[0] == 0:
             note(headline(args.arch, model, recipe, args.batch_size, device))

@@ -35,8 +35,8 @@ def load_model(
 
     The name is `resnet50` or `torchvision:resnet50`, `timm:NAME`, `monai:UNet`,
     `package.module:callable` or `file.py:callable`, whose callable takes no arguments and returns
-    the model, or a file that `nhwc.save` wrote. A callable that takes `num_classes`, as
-    torchvision's and timm's do, gets `classes` where that is given.
+    the model, or a file that `nhwc.save` wrote. `classes` is for a callable that takes
+    `num_classes`, as torchvision's and timm's do.
 
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
@@ -45,12 +45,29 @@ def load_model(
         raise InputError(
             f"{name!r:.80} is no name of a model. Give one: nhwc.load_model('resnet18')."
         )
-    name = os.fspath(name)
+    return _loaded(os.fspath(name), weights, seed, classes, asked=classes is not None)
+
+
+def load_model_for(
+    name: str, classes: int, *, weights: str | Path | None = None, seed: int = 0
+) -> nn.Module:
+    """As `load_model`; a callable that takes no `num_classes` is left to know its outputs."""
+    return _loaded(name, weights, seed, classes, asked=False)
+
+
+def _loaded(
+    name: str, weights: str | Path | None, seed: int, classes: int | None, *, asked: bool
+) -> nn.Module:
     # stdout is for our data, so what packages, files and models print goes to stderr.
     with contextlib.redirect_stdout(sys.stderr):
         builder = find_builder(name)
-    if classes is not None and _takes(builder, "num_classes"):
-        builder = partial(builder, num_classes=classes)
+    if _takes(builder, "num_classes"):
+        builder = partial(builder, num_classes=classes) if classes is not None else builder
+    elif asked:
+        raise InputError(
+            f"{name} takes no num_classes: it decides itself how many outputs it has, and "
+            f"{classes} classes cannot be asked of it. Leave them out, or let it take num_classes."
+        )
     with undrawn():
         seed_generators(seed)
         made = _built(name, builder)
