@@ -944,3 +944,16 @@ def test_weights_that_change_while_a_plan_is_made_get_another(monkeypatch):
     compiled(x)
     for _ in range(3):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+class Alternates(Two):
+    def forward(self, x):
+        return (-2.0) ** self.first(x).round()
+
+
+@torch.no_grad()
+def test_a_power_of_a_negative_number_is_the_models():
+    # Torch writes it as `-2.0 ** x` into the code of its graphs, and answers with that.
+    model, x = Alternates().eval(), torch.randn(1, 3, 8, 8)
+    found = torch.compile(model, backend=nhwc.backend())(x)
+    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor, fx
 
 from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError, VerificationError
+from ..graph.nodes.names import sayable_function
 from ..models.preserve import turn
 from ..models.trees import flatten, has_strides, storage_of
 from ..optimized import Optimized, is_known, is_observed, signature
@@ -90,6 +92,7 @@ class PlannedGraph:
         exact: bool,
         say: Callable[[str], None],
     ) -> None:
+        _say_powers(graph)
         self._graph, self._exact, self._say = graph, exact, say
         self._unwrapped = unwrapped(graph)
         numbers = self._unwrapped.places
@@ -294,3 +297,10 @@ def _place_of(graph: fx.GraphModule) -> str:
             path, line, function = found.groups()
             return f"{Path(path).name}:{line} in {function}"
     return str(calls[0]) if calls else "its output"
+
+
+def _say_powers(graph: fx.GraphModule) -> None:
+    """Let the graph's code raise negative numbers to powers: torch negates the power of it."""
+    for node in graph.graph.find_nodes(op="call_function", target=operator.pow):
+        node.target = sayable_function(node.target, node.args)
+    graph.recompile()
