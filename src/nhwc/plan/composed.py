@@ -183,8 +183,10 @@ def _threshold(seen: Seen, x: Any, threshold: float, value: float, inplace: bool
 
 
 def _made_finite(seen: Seen, x: Any, nan: float | None = None) -> Any:
-    most = torch.finfo(torch.float32).max
-    known = _call(replaced, x, _call(compared, x, x, "ne"), float(nan or 0), 1.0)
+    most, number = torch.finfo(torch.float32).max, 0 if nan is None else nan
+    if type(number) not in (int, float) or abs(number) > most:
+        return None
+    known = _call(replaced, x, _call(compared, x, x, "ne"), float(number), 1.0)
     return torch.clamp(known, -most, most)
 
 

@@ -7,7 +7,7 @@ whole program, whose views lie in buffers that get their place when the arena is
 
 from __future__ import annotations
 
-import struct
+import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -248,12 +248,12 @@ def step(kernel: Kernel, pieces: int = 1, /, **args: Argument) -> Step:
 
 
 def bits(value: float) -> int:
-    """The bits of a float32, as kernels receive it.
+    """The bits of a float32, as kernels receive it: of infinity for what float32 cannot hold.
 
-    >>> hex(bits(1.0))
-    '0x3f800000'
+    >>> hex(bits(1.0)), bits(1e39) == bits(float("inf"))
+    ('0x3f800000', True)
     """
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+    return ctypes.c_int32.from_buffer(ctypes.c_float(value)).value
 
 
 def bind(args: Iterable[Argument], address: Callable[[object], int]) -> list[int]:
