@@ -96,6 +96,9 @@ RECORDED = {
         y.reshape(1, -1, y.size(2), y.size(3)), torch.ones(4, 4, 1, 1), groups=y.size(0)
     ),
     "a number beside a tensor": lambda y: torch.where(y > 0, y, 0.5),
+    "the least of a type": lambda y: y.masked_fill(y < 0, torch.finfo(y.dtype).min),
+    "how fine a type is": lambda y: y.clamp(min=2 * torch.finfo(type=y.dtype).eps),
+    "how large a type is": lambda y: y * torch.iinfo(y.argmax(1).dtype).bits,
 }
 
 
@@ -106,6 +109,12 @@ def test_python_that_asks_is_answered(case):
     fused = nhwc.fuse(model)
     assert [n.target for n in fused.graph.nodes if n.op == "call_module"] == ["conv"]
     torch.testing.assert_close(fused(x), model(x))
+
+
+@torch.no_grad()
+def test_the_least_of_a_type_changes_with_the_type():
+    model, x = Asking(RECORDED["the least of a type"]).eval(), torch.randn(1, 3, 3, 3).double()
+    assert torch.equal(nhwc.fuse(model).double()(x), model.double()(x))
 
 
 def _filled(y: Tensor) -> Tensor:

@@ -282,7 +282,7 @@ def seen_in(value: Any) -> Any:
 _PURE: set[Any] = {
     *(f for module in (operator, math) for f in vars(module).values() if callable(f)),
     *(abs, bool, divmod, float, int, isinstance, len, list, max, min, pow, round),
-    *(slice, sum, tuple, torch.Size),
+    *(slice, sum, tuple, torch.Size, torch.finfo, torch.iinfo),
 }
 
 
@@ -294,7 +294,7 @@ def _is_fixed(node: fx.Node, value: Any, fixed: set[fx.Node]) -> bool:
     if node.op == "call_method" and node.target in SHAPE_METHODS:
         return True
     if node.op == "call_function" and node.target is getattr:
-        return node.args[1] in SHAPE_ATTRIBUTES
+        return node.args[1] in SHAPE_ATTRIBUTES or node.args[0] in fixed
     if node.op == "call_function" and node.target is torch.numel:
         return True
     inputs = node.all_input_nodes
@@ -305,4 +305,5 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple, torch.Size):
         return all(_is_plain(item) for item in value)
     plain = (int, float, bool, str, slice, torch.dtype, torch.device, torch.layout)
+    plain += (torch.finfo, torch.iinfo)
     return value is None or isinstance(value, plain)

@@ -17,8 +17,9 @@ RECORDED: tuple[Callable[..., Any], ...] = (
     *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace),
     *(torch.logspace, torch.ones, torch.scalar_tensor, torch.tensor, torch.tril_indices),
     *(torch.triu_indices, torch.zeros, torch.cat, torch.stack, F.interpolate),
+    *(torch.finfo, torch.iinfo),
 )
-"""Functions that do not notice a traced argument if it is a size, a device or a whole list."""
+"""Functions that do not notice a traced argument if it is a size, a device, a type or a whole list."""
 
 
 def untraceable_functions() -> tuple[Callable[..., Any], ...]:
