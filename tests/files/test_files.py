@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 import nhwc
 from nhwc import FileError, InputError
+from nhwc.errors import of_kind
 from nhwc.files.container import MAGIC, is_saved, read, write
 from nhwc.files.examples import Example, examples_in
 from nhwc.files.layers import _arguments_of, dump_layer, restore_layer
@@ -530,7 +531,7 @@ def test_what_cannot_be_saved_is_said_and_nothing_is_written(model, says, tmp_pa
 
 @pytest.mark.parametrize("path", [None, 3, b"model.nhwc"])
 def test_what_is_no_path_is_said(path):
-    says = f"a {type(path).__name__} is no path of a file. Give one, as nhwc."
+    says = f"{of_kind(path)} is no path of a file. Give one, as nhwc."
     with pytest.raises(InputError, match=says):
         nhwc.save(nn.ReLU(), path)
     with pytest.raises(InputError, match=says):

@@ -123,7 +123,9 @@ def test_what_cannot_be_saved_has_its_report_and_one_line(tmp_path, monkeypatch,
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert "as it was given" in out
-    assert err.startswith("error: the model cannot be saved: model: it calls a Odd, whose own code")
+    assert err.startswith(
+        "error: the model cannot be saved: model: it calls an Odd, whose own code"
+    )
     assert err.count("\n") == 1
     assert not (tmp_path / "my.nhwc").exists()
 

@@ -107,7 +107,7 @@ def restore_layer(data: dict[str, Any], depth: int = 0) -> nn.Module:
         if name not in _arguments_of(kind):
             if name == "bias" and value is True and issubclass(kind, _BIASED):
                 continue
-            raise Foreign(f"a {kind.__name__} with {name[:40]!r}")
+            raise Foreign(f"{kind.__name__} with {name[:40]!r}")
         nested = isinstance(value, dict) and "module" in value
         if nested and depth > _DEPTH:
             raise Foreign(f"layers within layers, more than {_DEPTH} deep")
@@ -116,6 +116,6 @@ def restore_layer(data: dict[str, Any], depth: int = 0) -> nn.Module:
         )
     layers = max(arguments.get("num_layers", 0), len(arguments.get("cutoffs", ())))
     if layers > _LAYERS:
-        raise Foreign(f"a {kind.__name__} of {layers} layers")
+        raise Foreign(f"{layers} layers of {kind.__name__}")
     with torch.device("meta"):
         return kind(**arguments)

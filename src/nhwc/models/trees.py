@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
 CONTAINERS = (list, dict, set, deque)
@@ -28,14 +29,30 @@ def has_strides(tensor: Tensor) -> bool:
 
 def storage_of(tensor: Tensor) -> int:
     """What is the same for tensors that share memory, and for those that vmap makes of them."""
+    tensor = _unwrapped(tensor)
+    storage = _storage_in(tensor)
+    return id(tensor) if storage is None else int(storage._cdata)
+
+
+def weakly_held(tensor: Tensor) -> StorageWeakRef | None:
+    """While this lives, `storage_of` gives the same to no other, though its memory may be freed."""
+    storage = _storage_in(_unwrapped(tensor))
+    return None if storage is None else StorageWeakRef(storage)
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
+    return tensor
+
+
+def _storage_in(tensor: Tensor) -> torch.UntypedStorage | None:
     if not has_strides(tensor):
-        return id(tensor)
+        return None
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
-        return id(tensor)
+        return None
 
 
 def tensors_of(tree: object) -> list[Tensor]:

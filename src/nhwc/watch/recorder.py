@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import HigherOrderOperator
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
@@ -26,7 +27,7 @@ from ..formats import Format, format_of
 from ..formats.source import CONVOLUTIONS
 from ..formats.weights import convolution_weights
 from ..models.modes import OperatorMode
-from ..models.trees import has_strides, storage_of, tensors_of
+from ..models.trees import has_strides, storage_of, tensors_of, weakly_held
 from .calls import Call, CallSite, TensorSpec, described
 from .effects import short_name
 from .uncompiled import uncompiled
@@ -59,6 +60,7 @@ class Recorder(contextlib.ExitStack):
         self.current: int | None = None
         self.names = _module_names(model)
         self.sources: dict[int, int] = {}
+        self._held: list[StorageWeakRef | None] = []
         self.sites: dict[int, CallSite] = {}
         self.on_call = on_call or self.calls.append
         self.made = 0
@@ -103,6 +105,7 @@ class Recorder(contextlib.ExitStack):
         fresh = [tensor for tensor in results if storage_of(tensor) not in memories]
         for tensor in fresh:
             self.sources[storage_of(tensor)] = index
+            self._held.append(weakly_held(tensor))
         leaves = _leaves(node)
         made = Call(
             index=index,
