@@ -19,7 +19,7 @@ RECORDED: tuple[Callable[..., Any], ...] = (
     *(torch.triu_indices, torch.zeros, torch.cat, torch.stack, F.interpolate),
     *(torch.finfo, torch.iinfo),
 )
-"""Functions that do not notice a traced argument if it is a size, a device, a type or a whole list."""
+"""Functions that do not notice a traced argument if it is a size, a device, a type or a list."""
 
 
 def untraceable_functions() -> tuple[Callable[..., Any], ...]:
