@@ -136,6 +136,31 @@ def test_a_loaded_plan_decides_as_the_graph_does():
     assert plan is None or torch.equal(plan.program(x), graph(x))
 
 
+class Bounded(nn.Module):
+    """Compares what a convolution makes with a bound."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.register_buffer("bound", torch.zeros(()))
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.last(torch.where(y > self.bound, y, y - 1))
+
+
+@torch.no_grad()
+def test_a_plan_is_kept_that_decides_otherwise_by_a_rounding():
+    model, x = Bounded().eval(), torch.randn(1, 3, 32, 32)
+    eager, ours = model.conv(x), force(model.conv, x)(x)
+    exact = F.conv2d(x.double(), model.conv.weight.double(), model.conv.bias.double(), padding=1)
+    # Where kernels round up, and neither eager nor float64 exceeds the bound.
+    model.bound.copy_(eager[(ours > eager) & (exact <= eager)][0])
+    graph = capture(model).module
+    ledger = Ledger.of(Environment.here())
+    assert _plan_that_agrees(graph, graph, (x,), ledger, Pool(), exact=False) is not None
+
+
 def test_saving_holds_no_second_model(tmp_path):
     fused = nhwc.fuse(nn.Sequential(nn.Linear(2048, 1024)).eval())
     tracemalloc.start()

@@ -304,6 +304,10 @@ def _is_fixed(node: fx.Node, value: Any, fixed: set[fx.Node]) -> bool:
 def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple, torch.Size):
         return all(_is_plain(item) for item in value)
-    plain = (int, float, bool, str, slice, torch.dtype, torch.device, torch.layout)
-    plain += (torch.finfo, torch.iinfo)
-    return value is None or isinstance(value, plain)
+    return value is None or isinstance(value, _PLAIN)
+
+
+_PLAIN = (
+    *(int, float, bool, str, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.finfo, torch.iinfo),
+)
