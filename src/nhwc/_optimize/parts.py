@@ -25,8 +25,8 @@ from ..models.trees import flatten
 from ..optimized import Optimized
 from ..verify import Answers, Verification, answer, cloned, doubled, verify
 from ..verify.comparing import Check, compare, numbers
-from ..verify.decided import verify_decided
-from ..verify.luck import by_jumps, proves_nothing, without_luck
+from ..verify.decided import judged_as_whole
+from ..verify.luck import without_luck
 
 
 def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verification:
@@ -37,14 +37,7 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
         return found
     parts = _parts(after)
     if not parts:
-        own = proves_nothing(found, truth, model)
-        if own or not found.passed:
-            apart = verify_decided(truth, model, after)
-            if apart and apart.passed:
-                return apart
-        if own and found.passed:
-            found = verify(dataclasses.replace(truth, exact=None), after)
-        return found if found.passed else by_jumps(found, truth, model)
+        return judged_as_whole(found, truth, model, after)
     if isinstance(after, Optimized) and any(map(after.serves, truth.inputs)):
         # Its program calls no parts that could be watched.
         reason = "it is planned as a whole, and the model's own answer says too little of that"

@@ -29,12 +29,9 @@ from ..plan.ledger import Ledger
 from ..shown import shown
 from ..verify import Answers, Verification, answer, observe, verify
 from ..verify.comparing import Check, lost_nans
-from ..verify.inputs import holds_numbers, random_inputs, reordered_inputs, without_numbers
+from ..verify.inputs import TRIALS, holds_numbers, random_inputs, reordered_inputs, without_numbers
 from ..verify.picking import decides
 from .parts import verify_or_parts
-
-_TRIALS = 3
-"""On how many inputs the answers are compared."""
 
 _QUESTIONS = 4
 """Raised whenever more is asked of a result: what was remembered before says nothing of that."""
@@ -50,14 +47,14 @@ class Judge:
         self, model: nn.Module, example: tuple[Any, ...], ledger: Ledger, say: Callable[[str], None]
     ) -> None:
         self.model, self.example, self.ledger, self.say = model, example, ledger, say
-        self.digest = digest_of(model, example, _TRIALS, _QUESTIONS)
+        self.digest = digest_of(model, example, TRIALS, _QUESTIONS)
         self._nans: dict[str, Any] | None = None
         self._run(wide=ledger.get(f"verified {self.digest}") is None)
 
     @property
     def in_full(self) -> bool:
         """Whether the model was run on all trial inputs, and in float64 if it can."""
-        return len(self._truth.inputs) == _TRIALS
+        return len(self._truth.inputs) == TRIALS
 
     @property
     def answers(self) -> dict[str, Any]:
@@ -181,7 +178,7 @@ class Judge:
 
     def _run(self, *, wide: bool) -> None:
         self.say("running the original" + " in float64" * wide)
-        inputs = random_inputs(self.example, _TRIALS if wide else 1)
+        inputs = random_inputs(self.example, TRIALS if wide else 1)
         try:
             self._truth: Answers = observe(self.model, inputs, wide=wide)
         except Exception as error:

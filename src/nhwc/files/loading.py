@@ -29,9 +29,8 @@ from ..plan import Plan, make_plan
 from ..plan.ledger import Ledger
 from ..shown import shown
 from ..verify import observe, verify
-from ..verify.decided import verify_decided
-from ..verify.inputs import random_inputs
-from ..verify.luck import by_jumps, proves_nothing
+from ..verify.decided import judged_as_whole
+from ..verify.inputs import TRIALS, random_inputs
 from ..version import __version__
 from .budget import Budget, OverBudget
 from .container import damaged, read
@@ -39,9 +38,6 @@ from .examples import Example, examples_in
 from .guests import guests_of
 from .plain import Foreign
 from .serial import restore
-
-_TRIALS = 3
-"""On how many inputs a model answers that decides otherwise by a rounding."""
 
 EXAMPLES = 256
 """The most sets of shapes that a file may be planned for, and the most inputs of each."""
@@ -223,21 +219,15 @@ def _plan_that_agrees(
     exact: bool,
 ) -> Plan | None:
     """A plan that answers as `graph` does, with exact kernels if others round too freely."""
-    truth = observe(graph, [inputs], wide=False)
+    truth, several = observe(graph, [inputs], wide=False), None
     for exactly in dict.fromkeys((exact, True)):
         plan = make_plan(planned, inputs, ledger, exact=exactly, pool=pool)
         with from_nothing():
             # What differs by roundings alone needs no run in float64.
             if verify(dataclasses.replace(truth, exact=truth.answers), plan.program).passed:
                 return plan
-            truth = observe(graph, [inputs]) if truth.exact is None else truth
-            found = verify(truth, plan.program)
-            if found.passed and not proves_nothing(found, truth, graph):
-                return plan
-            apart = verify_decided(truth, graph, plan.program)
-            if apart and apart.passed:
-                return plan
-            several = observe(graph, random_inputs(inputs, _TRIALS), wide=False)
-            if by_jumps(verify(several, plan.program), several, graph).passed:
+            several = several or observe(graph, random_inputs(inputs, TRIALS))
+            found = verify(several, plan.program)
+            if judged_as_whole(found, several, graph, plan.program).passed:
                 return plan
     return None

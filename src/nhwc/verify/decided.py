@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..models.modes import OperatorMode
-from . import DECIDES, Answers, Verification, answer, cloned, doubled
+from . import DECIDES, Answers, Verification, answer, cloned, doubled, verify
 from .comparing import Check, compare, shapes
+from .luck import by_jumps, proves_nothing
 from .picking import picks
 from .widened import run_in_float64
 
@@ -34,6 +35,24 @@ class _Decision:
     what: tuple[Any, ...]
     numbers: dict[str, Any]
     result: Any
+
+
+def judged_as_whole(
+    found: Verification, truth: Answers, model: nn.Module, after: Callable[..., Any]
+) -> Verification:
+    """`found`, of all that `after` answers, or what can be said where that says nothing.
+
+    It is held against `model` with the decisions of that; or in its own precision, if what the copy
+    in float64 decides or computes is something else; and by how far `model` itself jumps nearby.
+    """
+    own = proves_nothing(found, truth, model)
+    if own or not found.passed:
+        apart = verify_decided(truth, model, after)
+        if apart and apart.passed:
+            return apart
+    if own and found.passed:
+        found = verify(replace(truth, exact=None), after)
+    return found if found.passed else by_jumps(found, truth, model)
 
 
 def verify_decided(

@@ -13,6 +13,9 @@ from torch.utils._pytree import tree_map
 
 from .widened import wide_type
 
+TRIALS = 3
+"""On how many inputs answers are compared."""
+
 _TINY = 0.125
 """The share of zeros and denormal numbers among others."""
 
