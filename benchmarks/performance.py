@@ -38,7 +38,7 @@ SUMMED = (
         "the same, AVX-512 hidden, batch 4, an Intel",
         "Every engine, without AVX-512, batch 4, on an Intel",
     ),
-    ("twenty-nine of them, AVX-512 hidden, a Zen 4", "Every engine, without AVX-512, on a Zen 4"),
+    ("the same, AVX-512 hidden, a Zen 4", "Every engine, without AVX-512, on a Zen 4"),
     ("one model of each family that people deploy", "What people deploy"),
     ("the same, batch 4", "What people deploy, batch 4"),
     ("sixteen of them, an Intel", "What people deploy, on an Intel"),
@@ -215,8 +215,8 @@ python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 -
 ```"""
 
 NARROW_ZEN4 = """\
-Twenty-nine of them on the Zen 4; zentorch raced the last nineteen. Nothing else ran there, but the
-host's memory was restless: the intervals say how much that blurs.
+All of them on the Zen 4; zentorch raced the last twenty-four. Nothing else ran there, but the host's
+memory was restless: the intervals say how much that blurs.
 
 ```
 python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 --seconds 1 \\
@@ -224,7 +224,8 @@ python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 -
     resnet18 resnet50 mobilenet_v2 mnasnet0_5 shufflenet_v2_x1_0 squeezenet1_1 googlenet \\
     densenet121 resnext50_32x4d vgg16 mnasnet1_0 mnasnet1_3 mnasnet0_75 shufflenet_v2_x0_5 \\
     shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 resnet34 resnet101 inception_v3 vgg11 \\
-    alexnet densenet169 wide_resnet50_2 densenet161 vgg11_bn vgg13 resnext101_32x8d resnet152
+    alexnet densenet169 wide_resnet50_2 densenet161 vgg11_bn vgg13 resnext101_32x8d resnet152 \\
+    vgg16_bn vgg13_bn vgg19 vgg19_bn wide_resnet101_2
 ```"""
 
 NARROW_4_ZEN4 = """\
