@@ -215,8 +215,8 @@ python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 -
 ```"""
 
 NARROW_ZEN4 = """\
-All of them on the Zen 4; zentorch raced the last twenty-four. Nothing else ran there, but the host's
-memory was restless: the intervals say how much that blurs.
+All of them on the Zen 4; zentorch raced the last twenty-four. Nothing else ran there, but the
+host's memory was restless: the intervals say how much that blurs.
 
 ```
 python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 --seconds 1 \\

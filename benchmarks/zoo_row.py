@@ -7,6 +7,7 @@ prints the row as JSON. `zoo_sweep.py` has a process for every model.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import json
@@ -129,7 +130,8 @@ def small_model(name: str) -> nn.Module:
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
             model: nn.Module = timm.create_model(in_timm, img_size=SIDE).eval()
-            model(torch.zeros(1, model.default_cfg["input_size"][0], SIDE, SIDE))
+            # Some keep what a call computed of weights, and these are drawn anew after it.
+            copy.deepcopy(model)(torch.zeros(1, model.default_cfg["input_size"][0], SIDE, SIDE))
             return model
     except Exception:  # whatever a model raises that has no such parameter, or on such a size
         return load_model(name)
