@@ -53,6 +53,19 @@ def test_it_may_go_no_further_than_the_original_does_nearby(masked, tie):
     assert not judged(masked, wrong, torch.rand(4, 50) + 1, far).passed
 
 
+class Excluded(Masked):
+    """Has no number, not even a small one, for what does not lie above the bound."""
+
+    def forward(self, x):
+        return x.masked_fill(x.amax(-1, keepdim=True) <= self.bound, -torch.inf)
+
+
+def test_an_infinite_jump_excuses_nothing(tie):
+    bound = tie.amax(-1)[0].item()
+    model, rounds_otherwise = Excluded(bound), Excluded(bound * (1 - 1e-6))
+    assert not judged(model, rounds_otherwise, tie, torch.rand(4, 50)).passed
+
+
 def test_what_compares_nothing_has_no_such_excuse(tie):
     model, other = nn.ReLU(), torch.rand(4, 50)
     assert not judged(model, lambda x: x * 1.01 if x is not other else x, tie, other).passed

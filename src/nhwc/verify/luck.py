@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,8 +75,8 @@ def _is_steady(found: Verification, truth: Answers, model: nn.Module) -> bool:
     eager = min(eager, 1.0)
     moved = 0.0
     for place, inputs in enumerate(truth.inputs):
-        for near in _near(inputs):
-            moved = max([moved, *_moved(model, truth.answers[place], near).values()])
+        nearby = _moved(model, truth.answers[place], [*_near(inputs)])
+        moved = max([moved, *(check.error for check in nearby)])
     return _STEADY * moved < eager
 
 
@@ -91,7 +91,7 @@ def by_jumps(found: Verification, truth: Answers, model: nn.Module) -> Verificat
         return found
     for index in failed:
         for near in _near(truth.inputs[index], _JUMPERS, FACTOR):
-            jumps = _moved(model, truth.answers[index], near)
+            jumps = _largest(_moved(model, truth.answers[index], [near]))
             found = dataclasses.replace(
                 found, checks=tuple(_allowing(check, index, jumps) for check in found.checks)
             )
@@ -107,20 +107,29 @@ def _allowing(check: Check, index: int, jumps: dict[str, float]) -> Check:
     return dataclasses.replace(check, allowed=allowed)
 
 
-def _moved(model: nn.Module, before: dict[str, Any], near: tuple[Any, ...]) -> dict[str, float]:
-    """How far each answer is from `before` on the inputs `near`."""
-    answers = observe(model, [near], wide=False).answers[0]
-    return {one.output: one.error for one in compare(0, before, answers, before, wide=True)}
+def _moved(
+    model: nn.Module, before: dict[str, Any], nearby: Sequence[tuple[Any, ...]]
+) -> Iterator[Check]:
+    """How far each answer is from `before` on each of the inputs `nearby`."""
+    for answers in observe(model, nearby, wide=False).answers:
+        yield from compare(0, before, answers, before, wide=True)
 
 
 def _errors_near(inputs: tuple[Any, ...], model: nn.Module) -> dict[str, float]:
     """Return, for each output, the largest error of `model` on inputs very close to these."""
     truth = observe(model, [*_near(inputs)])
+    pairs = zip(truth.answers, truth.exact or truth.answers, strict=True)
+    return _largest(
+        check for before, exact in pairs for check in compare(0, before, before, exact, wide=True)
+    )
+
+
+def _largest(checks: Iterable[Check]) -> dict[str, float]:
+    """The largest error of each output; an infinite one is no measure of others."""
     worst: dict[str, float] = {}
-    for before, exact in zip(truth.answers, truth.exact or truth.answers, strict=True):
-        for check in compare(0, before, before, exact, wide=True):
-            if math.isfinite(check.error):
-                worst[check.output] = max(worst.get(check.output, 0.0), check.error)
+    for check in checks:
+        if math.isfinite(check.error):
+            worst[check.output] = max(worst.get(check.output, 0.0), check.error)
     return worst
 
 
