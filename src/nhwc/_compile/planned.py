@@ -301,6 +301,8 @@ def _place_of(graph: fx.GraphModule) -> str:
 
 def _say_powers(graph: fx.GraphModule) -> None:
     """Let the graph's code raise negative numbers to powers: torch negates the power of it."""
-    for node in graph.graph.find_nodes(op="call_function", target=operator.pow):
+    powers = graph.graph.find_nodes(op="call_function", target=operator.pow)
+    for node in powers:
         node.target = sayable_function(node.target, node.args)
-    graph.recompile()
+    if powers:
+        graph.recompile()

@@ -206,9 +206,7 @@ def caller(graph: fx.GraphModule, record: Record, node: fx.Node) -> Run:
     Arguments that the record showed to be fixed are filled in here, once.
     """
     inputs = record.read_by(node)
-    args, kwargs = fx.node.map_arg(
-        (node.args, node.kwargs), lambda n: record.values[n] if n in record.fixed else n
-    )
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), record.known)
     function = _function(graph, node, args)
     if not kwargs and args[: len(inputs)] == inputs:
         constants = args[len(inputs) :]

@@ -154,8 +154,7 @@ def _given(record: Record, node: fx.Node) -> dict[str, Any] | None:
         return None
     given = bound(node, ("input", "pad", "mode", "value"))
     del given["input"]
-    fixed = lambda one: record.values[one] if one in record.fixed else one
-    return {name: fx.node.map_arg(value, fixed) for name, value in given.items()}
+    return {name: fx.node.map_arg(value, record.known) for name, value in given.items()}
 
 
 def _joined_ends(record: Record, node: fx.Node) -> _Pads | None:
