@@ -38,6 +38,17 @@ def test_threads_that_get_less_than_a_core_each_have_neighbours(share, is_crowd,
     assert crowd.crowded() is is_crowd
 
 
+@pytest.mark.parametrize("threads", [2, 64])
+def test_each_thread_is_given_numbers(threads, monkeypatch):
+    """Torch gives none to a thread that would have fewer than 32,768: it would seem crowded out."""
+    made, ones = [], torch.ones
+    torch.set_num_threads(threads)
+    monkeypatch.setattr(crowd, "time", Clock(float(threads)))
+    monkeypatch.setattr(torch, "ones", lambda count, **kwargs: made.append(count) or ones(1))
+    assert not crowd.crowded()
+    assert min(made) >= 32_768 * threads
+
+
 def test_one_thread_waits_for_nobody(monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(crowd, "time", None)

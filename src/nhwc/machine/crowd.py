@@ -13,8 +13,9 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-_NUMBERS = 1 << 20
-"""So many are added by all threads in a fraction of a millisecond."""
+_NUMBERS = 1 << 18
+"""So many each thread adds in a fraction of a millisecond; of a few, torch gives some threads none.
+"""
 
 _BURST_S = 0.02
 """Whoever begins to compute is given a core at once, and has to share it only some time later."""
@@ -40,7 +41,7 @@ def crowded() -> bool:
     threads = torch.get_num_threads()
     if threads == 1:
         return False
-    numbers = torch.ones(_NUMBERS, device="cpu")
+    numbers = torch.ones(threads * _NUMBERS, device="cpu")
     began, had = time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - began) < _BURST_S:
         numbers.sum()
