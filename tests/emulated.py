@@ -123,7 +123,7 @@ def _object_code(assembly, features):
 def _link(kernel, of, code):
     # Several threads compile the members of a table.
     with LOADING:
-        return PROCESSOR.load(f"nhwc_{kernel.name}", code), None
+        return PROCESSOR.load(f"nhwc_{kernel.name}", code)
 
 
 def _region(function, args, wanted):

@@ -231,12 +231,12 @@ def kernel_case(
     damaged = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
     one.write_bytes(draw.choice((two.read_bytes(), damaged, content[:place], b"")))
     # The code of programs that are still there stays where it is.
-    _kept.append(dict(compiler._loaded()))
+    _kept.append(compiler._loaded())
     compiler._loaded.cache_clear()
     return _is_right(folder, draw.choice(files).name, expected, x)
 
 
-_kept: list[dict[Any, Any]] = []
+_kept: list[Any] = []
 
 
 def _is_right(folder: Path, name: str, expected: dict[str, Any], x: Any) -> str:

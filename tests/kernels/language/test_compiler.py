@@ -40,7 +40,7 @@ ADD_ONE = Kernel("add_one", ("x", "count"), _add_one)
 def fresh(monkeypatch, tmp_path):
     """A process that has compiled nothing yet, with an empty cache; what it compiles is listed."""
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiler, "_loaded", lambda loaded={}: loaded)
+    forget(monkeypatch)
     compiled = []
     real = compiler.compile_object
     monkeypatch.setattr(
@@ -50,7 +50,8 @@ def fresh(monkeypatch, tmp_path):
 
 
 def forget(monkeypatch):
-    monkeypatch.setattr(compiler, "_loaded", lambda loaded={}: loaded)
+    loaded = compiler.Loaded()
+    monkeypatch.setattr(compiler, "_loaded", lambda: loaded)
 
 
 def works(address):

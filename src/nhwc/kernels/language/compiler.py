@@ -25,7 +25,7 @@ from .values import INT, POINTER, Value
 from .vectors import Emitter
 
 _lock = threading.Lock()
-"""For `_locks`; each kernel has a lock of its own, so that several can be compiled at once."""
+"""For `_locks` and linkers; each kernel has a lock of its own: several are compiled at once."""
 _locks: dict[tuple[str, str], threading.Lock] = {}
 
 _MARK = b"nhwc-kernel-2"
@@ -84,26 +84,38 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """Where code lies that can run, by the names of kernel and instruction set.
+
+    `linkers` hold it: one for all kernels of the same features, since each takes as much memory as
+    the code of several. Tables of addresses live as long as anyone may call what they name.
+    """
+
+    addresses: dict[tuple[str, str], int] = field(default_factory=dict)
+    tables: list[Any] = field(default_factory=list)
+    linkers: dict[str, Any] = field(default_factory=dict)
+
+
 @cache
-def _loaded() -> dict[tuple[str, str], tuple[int, Any]]:
-    return {}
+def _loaded() -> Loaded:
+    return Loaded()
 
 
 def address_of(kernel: Kernel | Kernels, isa: Isa) -> int:
     """The address of `kernel` compiled for `isa`; the same one on every call."""
     key = (kernel.name, isa.name)
-    found = _loaded().get(key)
+    found = _loaded().addresses.get(key)
     if found is None:
         with _lock:
             own = _locks.setdefault(key, threading.Lock())
         with own:
-            found = _loaded().get(key) or _made(kernel, isa)
-            _loaded()[key] = found
-    return found[0]
+            found = _loaded().addresses.get(key) or _made(kernel, isa)
+            _loaded().addresses[key] = found
+    return found
 
 
-def _made(kernel: Kernel | Kernels, isa: Isa) -> tuple[int, Any]:
-    """The address, and what must live as long as anyone may call it."""
+def _made(kernel: Kernel | Kernels, isa: Isa) -> int:
     if isinstance(kernel, Kernel):
         return _load(kernel, isa)
     members = kernel.members(isa)
@@ -113,10 +125,11 @@ def _made(kernel: Kernel | Kernels, isa: Isa) -> tuple[int, Any]:
         made = pool.map(lambda number: address_of(members[number], isa), called)
         for number, address in zip(called, made, strict=True):
             table[number] = address
-    return ctypes.addressof(table), table
+    _loaded().tables.append(table)
+    return ctypes.addressof(table)
 
 
-def _load(kernel: Kernel, isa: Isa) -> tuple[int, Any]:
+def _load(kernel: Kernel, isa: Isa) -> int:
     file = cache_dir() / "kernels" / f"{kernel.name}-{isa.name}-{_key(kernel, isa)}.o"
     code = _read(file)
     if code is None:
@@ -198,12 +211,21 @@ def compile_object(kernel: Kernel, isa: Isa) -> bytes:
         return assemblers.object_code(module_of(kernel, isa), isas.target_features(isa))
 
 
-def _link(kernel: Kernel, isa: Isa, code: bytes) -> tuple[int, Any]:
+def _link(kernel: Kernel, isa: Isa, code: bytes) -> int:
     import llvmlite.binding as llvm
 
-    engine = llvm.create_mcjit_compiler(
-        llvm.parse_assembly(""), assembler.machine(isas.target_features(isa))
-    )
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    return engine.get_function_address(f"nhwc_{kernel.name}"), engine
+    with _lock:
+        linker = _linker(isas.target_features(isa))
+        linker.add_object_file(llvm.ObjectFileRef.from_data(code))
+        linker.finalize_object()
+        return int(linker.get_function_address(f"nhwc_{kernel.name}"))
+
+
+def _linker(features: str) -> Any:
+    import llvmlite.binding as llvm
+
+    linkers = _loaded().linkers
+    if features not in linkers:
+        machine = assembler.machine(features)
+        linkers[features] = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    return linkers[features]
