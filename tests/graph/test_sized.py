@@ -574,6 +574,23 @@ def test_a_write_into_what_may_be_a_copy_shows_where_it_does_in_eager(kind, exam
         close(fast(given), model(given))
 
 
+class IntoItsOwnType(Writing):
+    def written(self, y):
+        z = y.to(y.dtype)
+        z[:, :2] = z[:, 2:4].to("cpu", y.dtype)
+        return y + z
+
+
+@torch.no_grad()
+def test_what_has_the_type_already_is_no_copy_in_any_call_and_written_into_in_the_plan():
+    model, x = woken(IntoItsOwnType), image()
+    fast = force(model, x)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        assert runs_program(fast, given)
+        close(fast(given), model(given))
+    close(fast.double()(x.double()), model.double()(x.double()))
+
+
 class Summed(Layers):
     def forward(self, x):
         if x.shape[2] > 100:

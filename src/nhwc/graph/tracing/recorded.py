@@ -316,7 +316,8 @@ class _Recorder(TorchFunctionMode):
             return result
         same = next((t for t in given if result is t or result is self._fakes.get(id(t))), None)
         if same is not None and not written:
-            if name_of(function) in ("contiguous", "to"):
+            # `to` another type or device is one or none in every call: the graph is for these.
+            if name_of(function) == "contiguous" or "memory_format" in kwargs:
                 self._maybe_copied.add(storage_of(result))
             if name_of(function) == "contiguous" and self._is_input(same):
                 # In a call with other strides it is not what the code was given.
