@@ -1,6 +1,7 @@
 """Models whose code computes with sizes: planned for the shapes of the example, right for all."""
 
 import copy
+import functools
 import math
 import pickle
 import random
@@ -748,6 +749,40 @@ def test_what_ends_a_run_with_sizes_known_is_told_though_the_model_can_be_called
     [whole] = [part for part in force(Wrapping().eval(), image()).report.opaque if not part.path]
     assert whole.reason.startswith("it asks whether the result of a part that cannot be traced")
     assert "; with sizes known, it branches on data" in whole.reason
+
+
+def decorated(forward):
+    @functools.wraps(forward)
+    def passing(self, *args, **kwargs):
+        return forward(self, *args, **kwargs)
+
+    return passing
+
+
+class Decorated(nn.Module):
+    """Has an option and branches on a size; and one part decides by data."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = net(by_value), nn.Conv2d(8, 8, 3)
+
+    @decorated
+    def forward(self, x, mask=None, scale=2):
+        y = self.inner(x if x.shape[-1] % 2 == 0 else x * 2)
+        return self.last(y * scale) if mask is None else y
+
+
+@torch.no_grad()
+def test_a_model_with_options_is_opened_around_the_part_that_decides_by_data():
+    model, x = Decorated().eval(), image()
+    fast = force(model, x)
+    [said] = [plan for plan in fast.report.plans if not plan.part]
+    assert "" in [part.path for part in said.opened]
+    assert [layer.name for layer in said.layers if "last" in layer.name]
+    for given in (x, image(1, 3, 8, 9)):
+        close(fast(given), model(given))
+    close(fast(x, scale=3), model(x, scale=3))
+    close(fast(x, mask=x), model(x, mask=x))
 
 
 def uncast(self, x):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...errors import is_out_of_memory
@@ -25,6 +25,7 @@ from ...verify.inputs import other_numbers
 from ..effects.across import read_across
 from ..effects.replaced import replaced
 from ..effects.state import State
+from ..modules.layers import Spread
 from ..modules.leaves import replaced_in_torch
 from ..nodes.arguments import name_placeholders
 from ..nodes.edit import attribute, called, filled
@@ -200,6 +201,10 @@ class _Sized(Tracer):
             return None
         seen = self.seen(like.node)
         return {"size": size, "fill_value": value, "dtype": seen.dtype, "device": seen.device}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        opened = isinstance(m, Spread) and module_qualified_name not in self.opaque
+        return not opened and super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
         if self._running:
