@@ -785,6 +785,32 @@ def test_a_model_with_options_is_opened_around_the_part_that_decides_by_data():
     close(fast(x, mask=x), model(x, mask=x))
 
 
+def of_types(self, x):
+    if self.scale.dtype in (torch.float16, torch.bfloat16) or self.scale.T.dtype == torch.float64:
+        x = x.to(self.scale.dtype)
+    return self.norm(self.conv(x)) * self.scale
+
+
+class Typed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.deciding, self.last = net(by_value), net(of_types)
+        self.last.conv = nn.Conv2d(8, 8, 3)
+
+    def forward(self, x):
+        return self.last(self.deciding(x if x.shape[-1] % 2 == 0 else x * 2))
+
+
+@torch.no_grad()
+def test_beside_a_part_that_decides_by_data_code_may_ask_for_the_type_of_a_weight():
+    model, x = Typed().eval(), image()
+    fast = force(model, x)
+    [said] = [plan for plan in fast.report.plans if not plan.part]
+    assert "last" in [part.path for part in said.opened]
+    close(fast(x), model(x))
+    close(fast.double()(x.double()), model.double()(x.double()))
+
+
 def uncast(self, x):
     with torch.autocast("cpu", torch.float32):
         return self.norm(self.conv(x))

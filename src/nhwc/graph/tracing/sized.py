@@ -36,7 +36,7 @@ from .asked import asking
 from .captured import graph_module, renamed, unwrap_layers
 from .explained import explain
 from .recorded import MOST, record_run, spare_writes
-from .traced import Attribute, TracedValue
+from .traced import Attribute, TracedParameter, TracedValue
 from .tracer import Tracer
 
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
@@ -146,7 +146,15 @@ def _without_nested() -> contextlib.AbstractContextManager[None]:
     return replaced((torch._C._nested, "nested_tensor", refuse))  # type: ignore[attr-defined]
 
 
+class _SizedParameter(TracedParameter):
+    def __getattr__(self, key: str) -> Any:
+        self._has(key, asking())
+        return getattr(self.param, key) if key in SHAPE_ATTRIBUTES else _SizedAttribute(self, key)
+
+
 class _Sized(Tracer):
+    parameter_kind = _SizedParameter
+
     def __init__(self, root: fx.GraphModule, inputs: Sequence[Any]) -> None:
         super().__init__(State(root), read_across(root))
         self._fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)

@@ -64,6 +64,8 @@ class Tracer(fx.Tracer):
     which parts read what others write.
     """
 
+    parameter_kind = TracedParameter
+
     def __init__(
         self, state: State, across: dict[nn.Module, str], *, believed: bool = True
     ) -> None:
@@ -394,7 +396,7 @@ class Tracer(fx.Tracer):
         if name not in parameter_proxy_cache:
             parameter_proxy_cache[name] = self.create_proxy(
                 *("get_attr", name, (), {}),
-                proxy_factory_fn=lambda node: TracedParameter(self, node, name, attr_val),
+                proxy_factory_fn=lambda node: self.parameter_kind(self, node, name, attr_val),
             )
         return parameter_proxy_cache[name]
 
