@@ -567,6 +567,26 @@ def test_strides_follow_those_of_the_input_where_no_guard_asks_for_them():
         assert_alike(compiled(one), model(one))
 
 
+class ToAPower(Two):
+    def forward(self, x):
+        return 2 ** -super().forward(x)
+
+
+class OverASideOfOne(Two):
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.einsum("bchw,bdhw->bcd", y, y[:, :1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [ToAPower, OverASideOfOne])
+def test_strides_are_those_of_real_tensors_where_fake_ones_have_others(kind):
+    model, backend = kind().eval().to(memory_format=torch.channels_last), nhwc.backend()
+    x = torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last)
+    assert_alike(torch.compile(model, backend=backend)(x), model(x))
+    assert backend.graphs[0].reports
+
+
 class WritesBetween(Two):
     """What it reads first may lie in what it writes to."""
 
