@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import nhwc
 from nhwc.zoo import randomize_batchnorm_
 
-from ..optimizing import force
+from ..optimizing import force, runs_program
 from ..processor import needing
 
 NORMS = {
@@ -55,3 +55,29 @@ def test_a_decoder_in_half_precision(name, wide_norms, dtype, tmp_path):
     for ours in (fast, nhwc.fuse(model), nhwc.load(tmp_path / "m.nhwc")):
         for image in (x, larger, larger.to(memory_format=torch.channels_last)):
             torch.testing.assert_close(ours(image), model(image), rtol=0, atol=0.03)
+
+
+class InEightBits(nn.Module):
+    """Takes an image of 8 bits, rounds to them between its layers, and has a weight in them."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)
+        self.register_buffer("scale", torch.rand(8, 1, 1).to(dtype))
+
+    def forward(self, x):
+        y = self.first(x.float()).to(x.dtype).float()
+        return self.last(y * self.scale.float()).to(x.dtype)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_numbers_of_8_bits(dtype, tmp_path):
+    torch.manual_seed(0)
+    model, x = InEightBits(dtype).eval(), torch.rand(1, 3, 12, 12).to(dtype)
+    fast = force(model, x)
+    nhwc.save(fast, tmp_path / "m.nhwc")
+    for ours in (fast, nhwc.fuse(model), nhwc.load(tmp_path / "m.nhwc")):
+        assert ours(x).dtype is dtype
+        torch.testing.assert_close(ours(x).float(), model(x).float(), rtol=0.3, atol=0.1)
+    assert runs_program(fast, x)

@@ -53,6 +53,17 @@ def test_it_may_go_no_further_than_the_original_does_nearby(masked, tie):
     assert not judged(masked, wrong, torch.rand(4, 50) + 1, far).passed
 
 
+def test_numbers_of_8_bits_have_no_neighbours(tie):
+    whole = (tie * 0.5).to(torch.float8_e5m2)
+    model = lambda bound: nn.Sequential(Wide(), Masked(bound))
+    assert not judged(model(0.4), model(0.6), whole, torch.zeros(4, 50).to(whole.dtype)).passed
+
+
+class Wide(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
 class Excluded(Masked):
     """Has no number, not even a small one, for what does not lie above the bound."""
 

@@ -261,8 +261,10 @@ def _is_as_drawn(value: Any) -> bool:
     """Whether it says no more of a model than the numbers that are drawn in its place."""
     if not holds_numbers(value) or not value.numel():
         return False
-    usual = torch.linalg.vector_norm(value.detach()) / math.sqrt(value.numel())
-    most = value.detach().abs().max()
+    own = value.detach()
+    own = own.float() if own.itemsize == 1 else own  # torch hardly computes with 8 bits
+    usual = torch.linalg.vector_norm(own) / math.sqrt(own.numel())
+    most = own.abs().max()
     return bool((usual > 1e-3) & (usual < 1e3) & (most < _OUTLIER * usual))
 
 

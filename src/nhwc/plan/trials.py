@@ -205,9 +205,10 @@ def sample(value: Any, layout: Format | None) -> Any:
         return tuple_like(value, [sample(item, layout) for item in value])
     if not isinstance(value, Seen):
         return value
+    # Of 8 bits, torch draws none.
     floating = value.dtype.is_floating_point
     make: Any = torch.randn if floating else torch.zeros
-    tensor: Tensor = make(value.shape, dtype=value.dtype, device=value.device)
+    tensor: Tensor = make(value.shape, device=value.device).to(value.dtype)
     return _laid_out(apart(tensor), layout or value.layout)
 
 

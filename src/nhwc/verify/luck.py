@@ -142,6 +142,8 @@ def _near(
     def nudged(value: Any) -> Any:
         if not isinstance(value, Tensor) or wide_type(value) is None or value.is_complex():
             return value
+        if value.itemsize == 1:  # torch draws none, and a model computes with them in others
+            return value
         drawn = torch.empty(value.shape, dtype=value.dtype, device="cpu")
         drawn.uniform_(-1, 1, generator=generator)
         size = roundings * torch.finfo(value.dtype).eps
