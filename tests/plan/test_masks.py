@@ -45,6 +45,10 @@ def put(x, mask):
     return x
 
 
+def pixels_filled(x, number):
+    return x.masked_fill(x > 0, number)
+
+
 def kept(net, x):
     truth = x > 0
     x.add_(1)
@@ -105,15 +109,27 @@ def test_numbers_that_are_put_into_truth_are_true_but_for_zero():
 LYING = {
     "masked_fill": lambda net, x: x.masked_fill(net.choice, 1.0),
     "seen in order": lambda net, x: x.masked_fill(net.choice, 1.0).view(2, -1).relu(),
+    "filled with one number": lambda net, x: x.masked_fill(net.choice, net.least),
+    "filled with the largest": lambda net, x: x.masked_fill(x > net.least, x.max()),
+    "filled where channels are last": lambda net, x: pixels_filled(
+        x.permute(0, 2, 3, 1), net.least
+    ),
+    "filled in place": lambda net, x: (x + 0).masked_fill_(net.choice, 1.0),
+    "filled in place with one number": lambda net, x: (x + 0).masked_fill_(net.choice, net.least),
+    "filled in place where channels are last": lambda net, x: (
+        x.permute(0, 2, 3, 1) + 0
+    ).masked_fill_(net.choice.permute(0, 2, 3, 1), 1.0),
     "what is put there": lambda net, x: put(x, net.choice),
     "where": lambda net, x: torch.where(net.choice, x, 1.0),
 }
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", LYING)
 @torch.no_grad()
-def test_what_is_chosen_lies_as_torch_lays_it(name):
+def test_what_is_chosen_lies_as_torch_lays_it(name, last):
     (x,) = images((2, 8, 7, 6))
+    x = x.to(memory_format=torch.channels_last) if last else x.contiguous()
     net = Choosing(LYING[name])
     choice = torch.rand(2, 8, 7, 6) > 0.5
     net.register_buffer("choice", choice.to(memory_format=torch.channels_last))

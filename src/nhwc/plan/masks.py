@@ -36,13 +36,28 @@ def replaced(x: Tensor, where: Tensor, number: float, answer: float) -> Tensor:
 
 
 def marked(x: Tensor, where: Tensor, number: float, answer: float) -> Tensor:
-    """The same, which lies in memory as x does: a `where` lies as its first argument."""
+    """The same, contiguous, as torch fills: a `where` lies as its first argument."""
     return x.masked_fill(where == answer, number)
+
+
+def marked_in_place(x: Tensor, where: Tensor, number: float, answer: float) -> Tensor:
+    """The same, which lies in memory as x does."""
+    return x.clone().masked_fill_(where == answer, number)
 
 
 def chosen(where: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """`one` where `where` is 1.0, and `other` where it is 0.0."""
     return torch.where(where != 0, one, other)
+
+
+def chosen_to_fill(where: Tensor, one: Tensor, x: Tensor) -> Tensor:
+    """The same, of one number in a tensor, contiguous."""
+    return x.masked_fill(where != 0, one)
+
+
+def chosen_in_place(where: Tensor, one: Tensor, x: Tensor) -> Tensor:
+    """The same, which lies in memory as x does."""
+    return x.clone().masked_fill_(where != 0, one)
 
 
 class NumberCall(NamedTuple):
@@ -138,7 +153,9 @@ def _reading(record: Record, node: fx.Node) -> NumberCall | None:
     if name == "masked_fill":
         given = bound(node, ("input", "mask", "value"))
         args = tuple(record.known(given.get(key)) for key in ("mask", "value", "input"))
-        return _where(record, *args, put=marked)
+        if written_into(node) is not None:
+            return _where(record, *args, put=marked_in_place, choose=chosen_in_place)
+        return _where(record, *args, put=marked, choose=chosen_to_fill)
     if node.kwargs:
         return None
     if name == "where" and len(args) == 3:
@@ -162,7 +179,13 @@ def _is_computed(record: Record, node: Any) -> bool:
 
 
 def _where(
-    record: Record, where: Any, one: Any, other: Any, *, put: Callable[..., Any] = replaced
+    record: Record,
+    where: Any,
+    one: Any,
+    other: Any,
+    *,
+    put: Callable[..., Any] = replaced,
+    choose: Callable[..., Any] = chosen,
 ) -> NumberCall | None:
     if not _is_truth(record, where):
         return None
@@ -170,7 +193,7 @@ def _where(
         [of(x) for x in (one, other)] for of in (partial(_is_float, record), _is_number)
     )
     if all(floats):
-        return NumberCall(chosen, (where, one, other))
+        return NumberCall(choose, (where, one, other))
     if not all(is_float or is_number for is_float, is_number in zip(floats, numbers, strict=True)):
         return None
     found: Any = where if all(numbers) else one if floats[0] else other
@@ -187,7 +210,7 @@ def _put(record: Record, x: Any, places: Any, value: Any) -> NumberCall | None:
     same = same and record.values[places[0]].shape == record.values[x].shape
     if not same or not _is_number(number):
         return None
-    return _where(record, places[0], number, x, put=marked)
+    return _where(record, places[0], number, x, put=marked_in_place)
 
 
 def _said(record: Record, node: Any) -> NumberCall | None:

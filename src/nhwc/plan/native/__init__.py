@@ -18,6 +18,7 @@ from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, OperatorSpec, Weighted
+from .arithmetic import CHOICES
 from .calls import kernels_in
 from .operators import operator
 from .pairs import joints_of as joints_of
@@ -89,7 +90,7 @@ def _fits(record: Record, layer: Layer) -> bool:
         return False
     # Arithmetic may be given a tensor without dimensions, as a choice may.
     name = spec.name if isinstance(spec, OperatorSpec) else ""
-    arithmetic = arithmetic_of(name) is not None or name in ("compared", "chosen")
+    arithmetic = arithmetic_of(name) is not None or name in ("compared", *CHOICES)
     read, made = (_seen(record, nodes) for nodes in (layer.inputs, (layer.node,)))
     return all(
         isinstance(one, Seen)

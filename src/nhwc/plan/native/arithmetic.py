@@ -235,7 +235,12 @@ def comparing(call: OperatorCall) -> Make:
     return partial(against_step, how=how, number=float(other))
 
 
+MARKS = ("replaced", "marked", "marked_in_place")
+CHOICES = ("chosen", "chosen_to_fill", "chosen_in_place")
+"""Functions of `plan.masks` that compute the same, and lie otherwise in memory."""
+
+
 def replacing(call: OperatorCall) -> Make:
-    """The step of `replaced` and `marked`."""
+    """The step of each of `MARKS`."""
     *_, number, answer = call.args
     return partial(replaced_step, number=number, answer=answer)

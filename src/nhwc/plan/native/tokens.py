@@ -29,6 +29,8 @@ from ..recognize import normalizes_rows
 from ..recording import Record
 from ..specs import Layer
 from .arithmetic import (
+    CHOICES,
+    MARKS,
     activating,
     comparing,
     negated_step,
@@ -212,8 +214,8 @@ _BY_NAME: dict[str, Callable[[_TokensCall], Implementation | None]] = {
     "minimum": lambda call: call._of_each("smaller"),
     "addcmul": _TokensCall._product_added,
     "compared": lambda call: call._each_number(comparing(call)),
-    **dict.fromkeys(("replaced", "marked"), lambda call: call._each_number(replacing(call))),
-    "chosen": lambda call: call._each_number(chosen_step),
+    **dict.fromkeys(MARKS, lambda call: call._each_number(replacing(call))),
+    **dict.fromkeys(CHOICES, lambda call: call._each_number(chosen_step)),
     **dict.fromkeys(("pow", "square"), lambda call: call._each_number(squaring(call))),
     **dict.fromkeys(("matmul", "bmm"), lambda call: matrix_product(call.record, call.layer)),
     "linear": lambda call: matrix_product(call.record, call.layer, transposed=True),
