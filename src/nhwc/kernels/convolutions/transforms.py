@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -190,14 +191,20 @@ class Tiling(NamedTuple):
         """Weights K, C, R, S as a matrix C x K for each element, computed in float64."""
         k, c, r, s = weight.shape
         taps = weight.detach().permute(2, 3, 1, 0).reshape(r * s, c * k).double()
-        both = torch.kron(_matrix(self.down), _matrix(self.across))
-        return (both @ taps).float().reshape(self.elements, c, k)
+        return (_matrix(self) @ taps).float().reshape(self.elements, c, k)
 
 
-def _matrix(t: Transform) -> Tensor:
-    """What turns the taps of a filter into its scaled values in the points."""
-    rows = t.filter(_Tensors, [*torch.eye(t.taps, dtype=torch.float64)])
-    return torch.tensor(t.scale, dtype=torch.float64)[:, None] * torch.stack(rows)
+@cache
+def _matrix(tiling: Tiling) -> Tensor:
+    """What turns the taps of a filter into the elements of its tile."""
+    return torch.kron(_values(tiling.down), _values(tiling.across))
+
+
+def _values(t: Transform) -> Tensor:
+    """What turns a row of taps into its scaled values in the points."""
+    rows = t.filter(_Tensors, [*torch.eye(t.taps, dtype=torch.float64, device="cpu")])
+    scale = torch.tensor(t.scale, dtype=torch.float64, device="cpu")
+    return scale[:, None] * torch.stack(rows)
 
 
 def _twice(
