@@ -392,3 +392,66 @@ def test_gradients_flow_through_complex_parts(sized, code):
     torch.testing.assert_close(found, truth)
     wanted, given = (torch.autograd.grad(y.square().sum(), x) for y in (truth, found))
     torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4)
+
+
+class Pyramid(nn.Module):
+    """Decides by data, and returns a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return [y, y * 2, y - 1] if y.mean() > 0 else [y, y + 1, y * 3]
+
+
+def all_but_the_first(x, found, last):
+    found = found[1:]
+    for place in range(2):
+        found[place] = last(found[place])
+    return torch.cat(found, 1)
+
+
+def behind_the_image(x, found, last):
+    found = ([x] + found)[2:]
+    for place in range(2):
+        found[place] = last(found[place])
+    return torch.cat(found, 1)
+
+
+def put_at_the_end(x, found, last):
+    found = found + [found[0]]
+    found[1:] = [last(found[-1])]
+    return torch.cat(found, 1)
+
+
+class Decoder(nn.Module):
+    def __init__(self, code):
+        super().__init__()
+        self.pyramid, self.last, self.code = Pyramid(), nn.Conv2d(4, 4, 1), code
+
+    def forward(self, x):
+        return self.code(x, self.pyramid(x), self.last)
+
+
+@pytest.mark.parametrize("code", [all_but_the_first, behind_the_image, put_at_the_end])
+@torch.no_grad()
+def test_what_may_be_a_list_is_assigned_to_by_the_code_itself(code):
+    model, x = Decoder(code).eval(), torch.randn(2, 3, 6, 6)
+    fused = nhwc.fuse(model)
+    torch.testing.assert_close(fused(x), model(x))
+    assert any("what may be a list" in part.reason for part in fused.report.opaque)
+
+
+@torch.no_grad()
+def test_a_part_that_may_be_a_list_is_a_tensor_where_a_list_takes_no_such_key():
+    def code(x, found, last):
+        found = found[0] * 2
+        found[:, 0] = 0
+        return last(found)
+
+    model, x = Decoder(code).eval(), torch.randn(2, 3, 6, 6)
+    fused = nhwc.fuse(model)
+    torch.testing.assert_close(fused(x), model(x))
+    assert [part.path for part in fused.report.opaque] == ["pyramid"]

@@ -35,7 +35,11 @@ class TracedValue(Asked, fx.Proxy):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         tracer: Any = self.tracer
-        tracer.rename(self, assigned(self, all_plain(key), as_plain(value)))
+        key = all_plain(key)
+        by_place = type(key) in (int, slice)
+        if by_place and self._passes_for() is not Tensor and may_be_list(self.node, tracer):
+            raise fx.proxy.TraceError("it assigns to elements of what may be a list")
+        tracer.rename(self, assigned(self, key, as_plain(value)))
 
     # fx takes `x += y` for `x = x + y`, so other values that share memory with x miss the change.
     def __iadd__(self, other: Any) -> Any:
@@ -133,6 +137,19 @@ def surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
         arithmetic = name in ("add", "sub", "mul", "truediv", "matmul")
         return arithmetic and any(surely_tensor(value, tracer) for value in operands)
     return name in _TENSOR_RESULTS and node.op in ("call_function", "call_method")
+
+
+def may_be_list(node: fx.Node, tracer: Any) -> bool:
+    """Whether this comes from a part that stays a call, which may return anything, as it is.
+
+    What is a slice of it, or was added to it, is a list if that is one.
+    """
+    if node.op == "call_module":
+        return node.target in tracer.opaque
+    if getattr(node.target, "__name__", "") not in ("getitem", "add", "mul"):
+        return False
+    tensor = any(surely_tensor(one, tracer) for one in node.args if isinstance(one, fx.Node))
+    return not tensor and any(may_be_list(one, tracer) for one in node.all_input_nodes)
 
 
 _TENSOR_LAYERS = {
