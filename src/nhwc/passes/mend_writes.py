@@ -145,6 +145,11 @@ def _made_anew(gm: fx.GraphModule, node: fx.Node, value: fx.Node) -> bool:
         return True
     if node.op == "call_function":
         return _called_without_write(node)
+    if node.target in _PLACING:
+        # Without a write, most of them lose channels last; a copy has the strides of the value.
+        with gm.graph.inserting_before(node):
+            node.update_arg(0, gm.graph.call_method("clone", (value,)))
+        return True
     if _keeps_type(node):
         node.target = _without_write(node)
         return True
