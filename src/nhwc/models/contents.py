@@ -106,10 +106,10 @@ def is_as(value: Any, old: Any) -> bool:
 
 def _alike(value: Any, other: Any) -> bool:
     """Whether two values are one object, or plain and equal."""
-    if isinstance(other, Contents):
-        return is_as(value, other)
     if value is other:
         return True
+    if isinstance(other, Contents):
+        return is_as(value, other)
     if type(value) is not type(other):
         return False
     if type(value) in (tuple, *CONTAINERS):
@@ -123,7 +123,7 @@ def _hold_alike(value: Any, other: Any) -> bool:
         return False
     if isinstance(value, dict):
         same = list(value) == list(other)
-        return same and all(_alike(dict.get(value, key), held) for key, held in other.items())
+        return same and all(map(_alike, dict.values(value), dict.values(other)))
     if isinstance(value, set):
         return bool(value == other)
     return all(map(_alike, value, other))
