@@ -15,8 +15,9 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import nhwc
-from nhwc import Format, ModelFailed, audit
+from nhwc import Format, ModelFailed, _audit, audit
 from nhwc.graph.modules.mended import Cat
+from nhwc.machine.others import Others
 from nhwc.models.trees import every_tensor_of
 from nhwc.render.audit_text import audit_text
 from nhwc.testing import assert_keeps_format
@@ -1254,3 +1255,16 @@ def test_a_copy_in_a_hook_on_a_gradient_is_charged_to_the_line_of_the_hook():
 def test_the_operand_that_decides_is_the_second_where_torch_swaps_them():
     (lost,) = audit(Mixed(lambda x: torch.rsub(x, OTHER)), OTHER).lost
     assert "the second, which is contiguous, decided. Convert that one" in lost.remedy
+
+
+@pytest.mark.parametrize(("taken", "busy"), [(0.1, False), (2.0, True), (None, False)])
+def test_an_audit_says_that_others_had_the_cores(monkeypatch, taken, busy):
+    """Whatever the machine does meanwhile: the report says what was seen."""
+    others = None if taken is None else Others(taken, torch.get_num_threads())
+    monkeypatch.setattr(_audit, "watch_others", lambda: lambda: others)
+    report = audit(nn.Conv2d(3, 8, 3), torch.rand(2, 3, 8, 8))
+    text = " ".join(audit_text(report).split())
+    assert (report.busy, " a run on a busy machine, " in text) == (busy, busy)
+    told = report.to_dict()
+    assert told["busy"] is busy
+    assert told["others"] == (others and {"taken": taken, "cores": torch.get_num_threads()})

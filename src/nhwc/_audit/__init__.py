@@ -18,6 +18,7 @@ from ..formats import CHANNELS_LAST_OF, Format, format_of, restride_weights_
 from ..formats.weights import convolution_weights
 from ..graph.effects.outside import outside_put_back
 from ..machine.environment import Environment
+from ..machine.others import Others, watch_others
 from ..machine.timing import Comparison, interleave
 from ..models.kinds import given_by_name, module_of, true_or_false
 from ..models.preserve import copy_as_is, preserved, turn
@@ -69,6 +70,8 @@ class Audit(Displayed):
     """What oneDNN ran in either format, its reorders among it, where it was asked for and told."""
     agreement: Agreement | None = field(default=None)
     """Whether each call computes the same in both formats, where they were compared."""
+    others: Others | None = field(default=None)
+    """What other programs had of the processor meanwhile; None where that is not known."""
 
     @property
     def lost(self) -> tuple[Finding, ...]:
@@ -89,6 +92,11 @@ class Audit(Displayed):
     def judged(self) -> int:
         """How many calls worked on images, which have a format to keep or to lose."""
         return len(self.calls) - self.counts[str(Effect.NEUTRAL)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs had the cores while the run was timed."""
+        return self.others is not None and self.others.in_the_way_of(self.environment.threads)
 
     @property
     def cost_s(self) -> float:
@@ -117,6 +125,7 @@ class Audit(Displayed):
             "inputs": [list(shape) for shape in self.inputs],
             "clean": self.clean,
             "run_s": self.run_s,
+            "busy": self.busy,
             "cost_s": self.cost_s,
             "converted": self.converted,
             "counts": self.counts,
@@ -127,6 +136,7 @@ class Audit(Displayed):
             "comparison": None if self.comparison is None else asdict(self.comparison),
             "reorders": None if self.reorders is None else self.reorders.to_dict(),
             "agreement": None if self.agreement is None else self.agreement.to_dict(),
+            "others": None if self.others is None else asdict(self.others),
         }
 
 
@@ -161,6 +171,7 @@ def audit(
     exported = isinstance(model, ExportedProgram)
     model = module_of(model, "audit")
     check(model, inputs, kwargs)
+    others_since = watch_others()
     # Another thread's audit of the same model would see the weights that this one converts.
     with turn, outside_put_back(model):
         if convert is None:
@@ -179,6 +190,7 @@ def audit(
                 guarded(run, tensors)
                 run_s = min(_seconds(run.go, device) for _ in range(2))
                 profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
+            others = others_since()
             try:
                 inside = reorders_of(run, device) if reorders else None
                 why_not = "they are told with audit(..., reorders=True)"
@@ -207,6 +219,7 @@ def audit(
             comparison=comparison,
             reorders=inside,
             agreement=agreement,
+            others=others,
         )
 
 

@@ -46,6 +46,7 @@ def _verdict(audit: Audit) -> str:
     if not audit.calls:
         return "nothing seen: the model calls no operator, or calls them in threads of its own"
     head = f"{plural(len(audit.calls), 'operator')}, {milliseconds(audit.run_s)} a run"
+    head += " on a busy machine" * audit.busy
     if audit.clean:
         return f"{'clean' if audit.judged else 'nothing to judge'}: {head}, {clean_words(audit)}"
     parts = [

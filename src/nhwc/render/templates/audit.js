@@ -32,7 +32,7 @@ function describeRun() {
     document.querySelectorAll(".of-calls").forEach((part) => { part.hidden = true; });
     return;
   }
-  const total = `${plural(calls.length, "operator")}, ${ms(data.run_s)} a run`;
+  const total = `${plural(calls.length, "operator")}, ${ms(data.run_s)} a run${data.busy ? " on a busy machine" : ""}`;
   if (data.clean) {
     verdict.append(make("b", { class: "good" }, data.judged ? "Clean. " : "Nothing to judge. "), `${total}: ${data.clean_words}.`);
     $("#findings-part").remove();
