@@ -85,8 +85,9 @@ def is_public(name: str) -> bool:
     """Whether torch documents the operator, or the one without its `_`; or code calls it anyway."""
     names = {name, name.removesuffix("_")}
     rooms = (torch, torch.Tensor, F)
-    described = (getattr(getattr(room, n, None), "__doc__", None) for room in rooms for n in names)
-    return bool(names & _PUBLIC) or any(described)
+    # Since Python 3.13 None has a docstring, too, so it cannot stand for what is missing.
+    found = [getattr(room, n) for room in rooms for n in names if hasattr(room, n)]
+    return bool(names & _PUBLIC) or any(one.__doc__ for one in found)
 
 
 def pure_overload(name: str, overload: str) -> Any:
