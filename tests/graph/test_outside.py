@@ -444,6 +444,14 @@ class CallsWhatSteps(Net):
         return self.conv(x) * CallsWhatSteps.calls()
 
 
+TURNS = itertools.repeat(2.0, 1_000)
+
+
+class TakesTurns(Net):
+    def forward(self, x):
+        return self.conv(x) * next(TURNS)
+
+
 class CountsInAContext(Net):
     def forward(self, x):
         VARIABLE.set(VARIABLE.get() + 1)
@@ -460,6 +468,24 @@ def test_an_iterator_or_a_variable_outside_moves_on_with_each_call(kind):
     first = (fused(x) / conv).mean().round()
     assert kind is CallsWhatSteps or first == 1
     torch.testing.assert_close(fused(x), conv * (first + 1))
+
+
+@pytest.mark.parametrize("kind", [StepsOn, CallsWhatSteps, TakesTurns])
+def test_iterators_that_python_does_not_copy_do_no_harm(kind, monkeypatch):
+    """As since Python 3.14, where none of itertools' can be copied."""
+
+    def refuse(value):
+        if type(value).__module__ == "itertools":
+            raise TypeError(f"cannot pickle {type(value).__name__!r} object")
+        return copied(value)
+
+    copied = copy.copy
+    monkeypatch.setattr(copy, "copy", refuse)
+    net, x = kind().eval(), torch.rand(1, 3, 8, 8)
+    fused, conv = nhwc.fuse(net), nn.functional.conv2d(x, net.conv.weight, net.conv.bias)
+    assert "lies outside of it" in fused.report.opaque[0].reason
+    first = (fused(x) / conv).mean().round()
+    torch.testing.assert_close(fused(x), conv * (first + (kind is not TakesTurns)))
 
 
 @pytest.mark.parametrize("kind", [CountsInAGlobal, CountsInAThread, AddsToAGlobal])

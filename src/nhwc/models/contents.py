@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ast
 import contextlib
 import copy
 import functools
@@ -69,7 +70,7 @@ def with_contents(
     if isinstance(value, ContextVar):
         return Contents(value, with_contents(value.get(_UNSET), known, homes))
     if is_iterator(value):
-        return Contents(value, None if _how_far(value) is None else copy.copy(value))
+        return Contents(value, _another(value))
     numbers = _numbers_of(value)
     return value if numbers is None else Contents(value, copy.deepcopy(numbers))
 
@@ -135,7 +136,7 @@ def put_back(old: Any) -> Any:
         return old
     if not is_as(old.container, old):
         if is_iterator(old.container):
-            return old.container if old.kept is None else copy.copy(old.kept)
+            return old.container if old.kept is None else _another(old.kept)
         kept = old.kept
         if isinstance(kept, dict):
             kept = {key: put_back(held) for key, held in kept.items()}
@@ -180,6 +181,23 @@ def _how_far(iterator: Any) -> Any:
         return repr(iterator)
     left = operator.length_hint(iterator, -1)
     return None if left < 0 else left
+
+
+def _another(iterator: Any) -> Any:
+    """An iterator that is as far; None where it does not tell, or where nothing copies it.
+
+    >>> count = itertools.count(3, 2)
+    >>> next(count), next(_another(count)), next(count)
+    (3, 5, 5)
+    """
+    if isinstance(iterator, itertools.count):
+        with contextlib.suppress(ValueError, SyntaxError):  # Its numbers may be of any kind.
+            return itertools.count(*ast.literal_eval(f"[{str(iterator)[len('count(') : -1]}]"))
+    if _how_far(iterator) is None:
+        return None
+    with contextlib.suppress(TypeError):  # Since Python 3.14 nothing copies those of itertools.
+        return copy.copy(iterator)
+    return None
 
 
 def _fixed_in(value: Any) -> tuple[Any, ...]:
