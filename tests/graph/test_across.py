@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import functools
+import operator
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import nhwc
+from nhwc.graph.effects.across import read_across
 
 MODE = {"scale": 1.0}
 NESTED = {"mode": {"scale": 1.0}}
@@ -543,3 +545,40 @@ def test_each_run_gives_the_same_reasons():
         for seed in range(4)
     }
     assert said == {f"{reasons()}\n"}
+
+
+class Looks(nn.Module):
+    """Code that looks into the fields of others, as that of diffusers does for their types."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.part, self.look = Part(branches=False), look
+
+    def forward(self, x):
+        self.look(self.part)
+        return self.part(x)
+
+
+LOOKING = [
+    lambda part: [key for key, value in part.__dict__.items() if torch.is_tensor(value)],
+    lambda part: [*vars(part).values()],
+    lambda part: "scale" in part.__dict__,
+    lambda part: part.__dict__["branches"],
+]
+CHANGING = [
+    lambda part: part.__dict__.update(scale=3.0),
+    lambda part: vars(part).update(scale=3.0),
+    lambda part: operator.setitem(part.__dict__, "scale", 3.0).items(),
+    lambda part: part.__dict__["_buffers"].update(scale=3.0),
+]
+
+
+@pytest.mark.parametrize("look", LOOKING)
+def test_to_look_into_the_dict_of_a_part_writes_nothing(look):
+    assert not read_across(Looks(look))
+
+
+@pytest.mark.parametrize("change", CHANGING)
+def test_to_change_the_dict_of_a_part_writes_its_fields(change):
+    model = Looks(change)
+    assert model.part in read_across(model)

@@ -51,7 +51,7 @@ class Accesses:
                 for owner in self._owners(row) or [""]:
                     self.read[owner].add(str(said))
                     if said not in _BY_NAME:
-                        self._note_by_name(str(said), owner, ANY)
+                        self._note_by_name(str(said), owner, ANY, steps[place + 1 :])
                 row = [*row, OWN_CLASS if said in _BASES else str(said)]
             elif row[-1:] == [OWN_CLASS] and name in ("BINARY_SUBSCR", "GET_ITER"):
                 continue
@@ -75,13 +75,16 @@ class Accesses:
                 row = []
             for builtin, field in by_name[place]:
                 for owner in self._owners(row) or [""]:
-                    self._note_by_name(builtin, owner, field)
+                    self._note_by_name(builtin, owner, field, steps[place + 1 :])
 
-    def _note_by_name(self, said: str, owner: str, field: str) -> None:
+    def _note_by_name(
+        self, said: str, owner: str, field: str, after: Sequence[dis.Instruction]
+    ) -> None:
         """Note what code does that says `getattr(owner, field)` or `owner.__dict__`."""
         if said in _READING:
             self.read["" if said.startswith("__get") else owner].add(field)
-        if said in _STORING:
+        looks = said in ("__dict__", "vars") and _only_looks(after, said)
+        if said in _STORING and not looks:
             self._stored["" if said.startswith("__set") else owner].add(field)
 
     def _owners(self, row: list[str]) -> list[str]:
@@ -129,6 +132,29 @@ def _adds_in_place(steps: Sequence[dis.Instruction]) -> bool:
     return last is not None and (
         last.opname.startswith("INPLACE") or (last.opname == "BINARY_OP" and "=" in last.argrepr)
     )
+
+
+def _only_looks(steps: Sequence[dis.Instruction], said: str) -> bool:
+    """Whether code that begins so only looks into the dict of fields that it has just named.
+
+    So do `fields.items()`, `name in fields` and `fields["name"]`; but what lies there under a
+    name of _HELD leads to more fields.
+    """
+    following = [one for one in steps[:6] if one.opname not in ("CACHE", "PRECALL")]
+    if said == "vars":
+        following = following[1:]  # The call.
+    if len(following) < 2:
+        return False
+    first, second = following[:2]
+    if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return first.argval in ("items", "keys", "values", "copy")
+    item = second.opname == "BINARY_SUBSCR" or second.argrepr == "[]"
+    named = first.opname == "LOAD_CONST" and first.argval not in _HELD
+    return first.opname == "CONTAINS_OP" or (named and item)
+
+
+_HELD = ("_modules", "_parameters", "_buffers")
+"""Fields of a module that are dicts of others."""
 
 
 def _owner_and_field(steps: Sequence[dis.Instruction]) -> tuple[int, str]:
