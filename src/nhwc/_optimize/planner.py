@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from ..graph import is_one_call, is_one_layer
 from ..graph.code.mentions import asks_strides
+from ..graph.nodes.counts import counts_of
 from ..models.preserve import preserved
 from ..optimized import Optimized, Served, describe, is_known, served
 from ..passes.sizes import Sized
@@ -125,7 +126,13 @@ def _plan_sized(
     if found is None:
         reason = f"with sizes known, {said.report.reason}"
         return None, [*told, replace(said, report=replace(said.report, reason=reason))]
-    report = replace(said.report, opened=sized.opened, unset=sized.unset, passes=sized.passes)
+    report = replace(
+        said.report,
+        opened=sized.opened,
+        counts=bool(found.recipe.counts),
+        unset=sized.unset,
+        passes=sized.passes,
+    )
     said = replace(said, report=report, kernels=(*said.kernels, "with sizes known"))
     return replace(found, recipe=replace(found.recipe, graph=graph)), [*told, said]
 
@@ -134,7 +141,7 @@ def _plan(
     task: OptimizeTask, graph: fx.GraphModule, inputs: tuple[Any, ...], part: str = ""
 ) -> tuple[Served | None, Told]:
     """`graph` planned for the shapes of `inputs`, or why it is not."""
-    shapes = describe(inputs)
+    shapes = describe(inputs, counts_of(graph.graph))
 
     def progress(number: int, total: int, key: str) -> None:
         of = f" of {part}" if part else ""

@@ -103,7 +103,8 @@ class PlanReport:
 
     `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
     `opened` are the parts that could be traced for these shapes, though not for all shapes. Their
-    insides are among `layers`, and `passes` reports what the passes did in them. `unset` are
+    insides are among `layers`, and `passes` reports what the passes did in them. It is for the
+    numbers of some inputs alone, too, if it `counts`: `inputs` says which. `unset` are
     attributes that the model sets in a call and this plan does not: no call reads them. `layers_s`
     is what layers, and conversions between them, take when each is timed alone; `measured` counts
     what was timed for the first time, `renewed` what was timed again because it was not settled.
@@ -118,6 +119,7 @@ class PlanReport:
     reason: str = ""
     part: str = ""
     opened: tuple[Opaque, ...] = ()
+    counts: bool = False
     unset: tuple[str, ...] = ()
     passes: tuple[PassReport, ...] = ()
     renewed: int = 0

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from ..errors import InputError, VerificationError, of_kind
 from ..graph import check_copies, graphs
 from ..graph.effects.outside import outside_put_back
+from ..graph.nodes.counts import counts_of
 from ..graph.report import Opaque
 from ..graph.tracing.copies import own_copy
 from ..machine.crowd import one_thread_if_crowded
@@ -146,7 +147,8 @@ def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, begin: _B
     result = _result(report.chosen, task, rewritten, planned)
     # Wherever it is planned again, from a file or for other shapes, the same is asked of it.
     result.report, result.exact = report, judged.exact
-    result.examples = tuple(map(describe, task.examples))
+    counts = [counts_of(one.graph.graph) if one else () for one in sized]
+    result.examples = tuple(map(describe, task.examples, counts))
     return result
 
 

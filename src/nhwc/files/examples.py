@@ -6,9 +6,10 @@ Those in lists, tuples and dicts are written as these are: `{'image': 1x3x8x8 fl
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
+from ..graph.nodes.counts import MOST_COUNTS
 from .container import DTYPES
 from .plain import Foreign, bounded
 
@@ -44,6 +46,8 @@ class Example:
     (768, 1, 192, 24, 3)
     >>> Example.of("3x2x4 float32 order 1,0,2").drawn().stride()
     (4, 12, 1)
+    >>> Example.of("1x2 int64 numbers 16,8").drawn()
+    tensor([[16,  8]])
     >>> Example.of("7").drawn()
     7
     """
@@ -53,6 +57,7 @@ class Example:
     channels_last: bool
     value: bool | int | float | str | None = None
     order: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, text: Any) -> Example:
@@ -75,7 +80,7 @@ class Example:
         order = tuple(map(int, words[3].split(","))) if words[2:-1] == ["order"] else ()
         if order and sorted(order) != [*range(len(shape))]:
             raise Foreign(f"an input of {len(shape)} dimensions in the order {order}")
-        return cls(shape, dtype, last, order=order)
+        return cls(shape, dtype, last, order=order, numbers=_numbers(words[2:], shape, dtype))
 
     def shaped(self) -> Any:
         """A tensor of the shape, its numbers not set; or the value."""
@@ -87,6 +92,8 @@ class Example:
         """A tensor of the shape with random floats, the same each time; or the value."""
         if self.dtype is None:
             return self.value
+        if self.numbers:
+            return torch.tensor(self.numbers, dtype=self.dtype, device="cpu").view(self.shape)
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.shape, generator=generator, device="cpu").to(self.dtype)
         if self.dtype in (torch.int32, torch.int64):  # An index, say: every table has the first.
@@ -101,6 +108,19 @@ class Example:
             return x
         back = sorted(range(len(self.order)), key=self.order.__getitem__)
         return x.permute(self.order).contiguous().permute(back)
+
+
+def _numbers(words: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
+    """The whole numbers of a tensor, if the text says them."""
+    if words[:-1] != ["numbers"]:
+        return ()
+    found = tuple(map(int, words[1].split(",")))
+    kind = None if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
+    if kind is None or len(found) != math.prod(shape) or len(found) > MOST_COUNTS:
+        raise Foreign(f"{len(found)} numbers of an input of shape {shape}")
+    if not all(kind.min <= number <= kind.max for number in found):
+        raise Foreign(f"a number that {dtype} does not have")
+    return found
 
 
 def examples_in(text: Any) -> Any:

@@ -17,6 +17,7 @@ from ..errors import InputError, is_out_of_memory
 from ..graph import capture
 from ..graph.modules.layers import assert_keys, assert_length, assert_sizes, assert_value
 from ..graph.modules.leaves import runs_hooks
+from ..graph.nodes.counts import counts_of
 from ..graph.nodes.flat import NotFlat, is_nested, spelled
 from ..graph.nodes.results import contents_of
 from ..graph.tracing.captured import renamed
@@ -80,7 +81,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     except InputError as error:
         sized, inputs = _for_sizes(graph, examples, recipes, error)
         header, tensors = dump(_with_plain_results(sized))
-        planned = [list(describe(inputs)) for _ in planned]
+        planned = [list(describe(inputs, counts_of(sized.graph))) for _ in planned]
     _check_readable(header, tensors)
     header |= {"planned": planned, "exact": exact, "written_with": versions()}
     write(path, header, tensors)
@@ -213,10 +214,14 @@ def _answers_as(sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[A
     def one_like(value: Tensor) -> Tensor:
         return value if value.is_floating_point() else torch.ones_like(value)
 
+    counts = counts_of(sized.graph)
     truths = [observe(graph, [tuple(inputs)], wide=False)]
     with contextlib.suppress(Exception):  # A table may end before its second row.
-        ones = tree_map_only(Tensor, one_like, tuple(inputs))
-        truths.append(observe(graph, [ones], wide=False))
+        ones = [
+            value if place in counts else tree_map_only(Tensor, one_like, value)
+            for place, value in enumerate(inputs)
+        ]
+        truths.append(observe(graph, [tuple(ones)], wide=False))
     return all(verify(truth, sized).passed for truth in truths)
 
 

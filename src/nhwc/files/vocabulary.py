@@ -89,8 +89,8 @@ def functions() -> dict[str, Callable[..., Any]]:
         (
             "nhwc",
             layers,
-            "as_elements assert_holds assert_keys assert_length assert_none assert_sizes "
-            "assert_value",
+            "as_elements assert_holds assert_keys assert_length assert_none assert_numbers "
+            "assert_sizes assert_value",
         ),
     )
     return known | {

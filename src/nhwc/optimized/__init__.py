@@ -49,7 +49,8 @@ class Optimized(nn.Module):
     >>> fast(torch.rand(2, 3, 32, 32)).shape  # another shape: right, by the graph
     torch.Size([2, 8, 30, 30])
 
-    A call whose inputs have planned shapes, types and device runs the program for them. Any other
+    A call whose inputs have planned shapes, types and device runs the program for them; where the
+    model's code counts by whole numbers that it is given, these must be planned, too. Any other
     call runs `portable`; so does a call under autocast, one that wants gradients, and one that is
     being exported, compiled, scripted, traced, transformed (`torch.func`) or watched (a dispatch
     or function mode), or is given a tensor of a subclass. Parameters require no gradients until
@@ -103,6 +104,8 @@ class Optimized(nn.Module):
         self.training = graph.training
         self._recipes = {one.recipe.signature: one.recipe for one in plans}
         self._programs = {one.recipe.signature: one.program for one in plans}
+        # What a call's shapes alone do not tell: by which inputs a plan for them counts.
+        self._counts = {one.recipe.shapes: one.recipe.counts for one in plans if one.recipe.counts}
         self._lost: dict[Hashable, str] = {}
         self._told = False
         self._kept_in_eval = False
@@ -128,7 +131,7 @@ class Optimized(nn.Module):
         check_threads()
         # The stamp is read first: another thread may put in a new one, with new programs.
         stamp = self._stamp
-        program = self._programs.get(signature(given))
+        program = self._programs.get(self._key(given))
         if program is None or not stamp.holds():
             program = self._remade(given)
         elif self._foreign:
@@ -141,6 +144,12 @@ class Optimized(nn.Module):
             return self.portable(*inputs, **named)
         with torch.no_grad():
             return program(*given)
+
+    def _key(self, inputs: Sequence[Any]) -> Hashable:
+        """The key of the program for `inputs`, if there is one."""
+        key = signature(inputs)
+        counts = self._counts.get(key) if self._counts else None
+        return key if counts is None else signature(inputs, counts)
 
     @property
     def takes(self) -> inspect.Signature:
@@ -173,7 +182,7 @@ class Optimized(nn.Module):
 
         A call that has lost its plan says so, once.
         """
-        key = signature(inputs)
+        key = self._key(inputs)
         if key not in self._recipes and key not in self._lost:
             return None
         if not isinstance(self.portable, fx.GraphModule):
@@ -321,7 +330,7 @@ class Optimized(nn.Module):
 
     def serves(self, inputs: Sequence[Any]) -> bool:
         """Whether there is a plan for these shapes."""
-        return signature(inputs) in self._recipes
+        return self._key(inputs) in self._recipes
 
     def extra_repr(self) -> str:
         shapes = [", ".join(recipe.inputs) for recipe in self.recipes]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..errors import of_kind
 from ..formats import format_of
+from ..graph.nodes.counts import counts_of, numbers_in
 from ..graph.nodes.flat import is_nested
 from ..graph.plain import as_plain
 from ..plan import Identifier, Plan
@@ -22,13 +23,20 @@ class PlanRecipe:
     """The kernels chosen for one set of input shapes; a program is made from it when it is needed.
 
     `graph` is set if it was made for these shapes alone. Passes computed its weights from those of
-    the graph for all shapes, so the recipe is valid only as long as those do not change.
+    the graph for all shapes, so the recipe is valid only as long as those do not change. `counts`
+    are the places of the inputs that must have the same numbers, too.
     """
 
     signature: Hashable
     inputs: tuple[Any, ...]
     kernels: tuple[tuple[str, Identifier], ...]
     graph: fx.GraphModule | None = None
+    counts: tuple[int, ...] = ()
+
+    @property
+    def shapes(self) -> Hashable:
+        """The key without the numbers of `counts`."""
+        return cast("tuple[Hashable, ...]", self.signature)[0] if self.counts else self.signature
 
 
 @dataclass(frozen=True)
@@ -42,19 +50,29 @@ class Served:
 
 def served(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any]) -> Served:
     """Serve the shapes of `inputs` by the `plan` that was made of `graph` for them."""
-    recipe = PlanRecipe(signature(inputs), describe(inputs), plan.kernels)
+    counts = counts_of(graph.graph)
+    key, words = signature(inputs, counts), describe(inputs, counts)
+    recipe = PlanRecipe(key, words, plan.kernels, counts=counts)
     return Served(recipe, on_device(plan.program, inputs), tuple(plan.weights(graph)))
 
 
-def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
+def describe(inputs: Sequence[Any], counts: Collection[int] = ()) -> tuple[str, ...]:
     """`1x3x224x224 float32` for every tensor, with its layout where that is channels last.
 
-    Where its dimensions follow one another in another order, without gaps, that is added.
+    Where its dimensions follow one another in another order, without gaps, that is added. Of the
+    tensors at the places `counts` the numbers are.
 
     >>> describe((torch.zeros(2, 3), 7, torch.zeros(2, 3, 4).transpose(0, 1)))
     ('2x3 float32', '7', '3x2x4 float32 order 1,0,2')
+    >>> describe([torch.tensor([[16, 8]])], counts=[0])
+    ('1x2 int64 numbers 16,8',)
     """
-    return tuple(_described(x) for x in inputs)
+    return tuple(
+        f"{_shaped(x)} numbers {','.join(map(str, numbers_in(x)))}"
+        if place in counts
+        else _described(x)
+        for place, x in enumerate(inputs)
+    )
 
 
 def _described(x: Any) -> str:
@@ -67,12 +85,16 @@ def _described(x: Any) -> str:
     if not isinstance(x, Tensor):
         x = as_plain(x)
         return repr(x) if isinstance(x, (*_PLAIN, *_TELLING)) else of_kind(x)
-    words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
+    words = [_shaped(x)]
     if format_of(x).is_last:
         words.append("channels_last")
     elif order := order_of(x):
         words += ["order", ",".join(map(str, order))]
     return " ".join(words)
+
+
+def _shaped(x: Tensor) -> str:
+    return f"{'x'.join(map(str, x.shape))} {str(x.dtype).removeprefix('torch.')}"
 
 
 def _kind(holder: object) -> str:
@@ -89,12 +111,18 @@ def order_of(x: Tensor) -> tuple[int, ...]:
     return order if x.permute(order).is_contiguous() else ()
 
 
-def signature(inputs: Sequence[Any]) -> Hashable:
-    """The key of a program: shapes, types and devices of tensors, and all other values."""
-    return tuple(
+def signature(inputs: Sequence[Any], counts: Sequence[int] = ()) -> Hashable:
+    """The key of a program: shapes, types and devices of tensors, and all other values.
+
+    With `counts`, also the numbers of the tensors at these places: a pair of both.
+    """
+    key = tuple(
         (x.shape, x.dtype, x.device) if isinstance(x, Tensor) and _is_plain(x) else _hashable(x)
         for x in inputs
     )
+    if not counts:
+        return key
+    return key, tuple((place, *numbers_in(inputs[place])) for place in counts)
 
 
 def is_known(inputs: Sequence[Any]) -> bool:

@@ -147,9 +147,10 @@ def _for_these_sizes(plan: PlanReport) -> str:
     opened = some([one.path for one in plan.opened])
     done = [f"{one.name} {len(one.applied)}" for one in plan.passes if one.applied]
     unset = f". It does not set {some(list(plan.unset))}, which no call reads" if plan.unset else ""
+    shapes, others = ("shapes and numbers", "Others") if plan.counts else ("shapes", "Other shapes")
     return (
-        f"for these shapes alone, with sizes known: {opened} can be opened"
-        f"{', ' * bool(done)}{', '.join(done)}{unset}. Other shapes run as the graph above, "
+        f"for these {shapes} alone, with sizes known: {opened} can be opened"
+        f"{', ' * bool(done)}{', '.join(done)}{unset}. {others} run as the graph above, "
         "without a plan"
     )
 

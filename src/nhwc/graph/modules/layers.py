@@ -123,6 +123,27 @@ def _named(value: object) -> str:
     return repr(as_plain(value))
 
 
+def assert_numbers(value: Tensor, numbers: list[int]) -> None:
+    """Stop where an input has other numbers than the graph was made for; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_numbers, (value,), value, numbers)
+    elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+        same = torch.equal(value.flatten(), torch.tensor(numbers, dtype=value.dtype))
+        assert same, "this model was saved for an input with other numbers"
+    else:
+        _check_numbers(value, numbers)
+
+
+def _check_numbers(value: Tensor, expected: list[int]) -> None:
+    # A file may name the numbers of an input that is as large as an image.
+    given = value.flatten().tolist() if value.numel() == len(expected) else of_kind(value)
+    if given != expected:
+        raise InputError(
+            f"this model was saved for an input with the numbers {expected}, not {given}: its code "
+            "counts by them. Optimize and save it for yours."
+        )
+
+
 def assert_length(value: Any, length: int) -> None:
     """Stop where what holds inputs holds more or fewer than expected; in a trace a call."""
     if has_torch_function((value,)):

@@ -4,7 +4,8 @@ Code gets real tensors here (torch's fake ones: shapes, types and devices, but n
 values that stand for them as in `tracer`. So every question of Python's has its true answer:
 `type(x)`, `x is None`, what a dict holds, which hook runs. Each call of torch becomes a node. One
 that is given nothing that depends on the inputs has the same result in every run: it runs with its
-values, and the graph gets them as constants. Code that asks for any other value is refused.
+values, and the graph gets them as constants. Code that asks for any other value is refused, unless
+it is one of the whole numbers of an input that the graph is made for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from ..effects.state import Changed, State
 from ..modules.layers import Spread
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, watched_from_outside
 from ..nodes.arguments import type_like
+from ..nodes.counts import assert_counts
 from ..nodes.edit import copied, filled
 from ..nodes.flat import is_nested, with_leaves
 from ..nodes.memory import seen_later
@@ -70,32 +72,35 @@ _OF_VALUES = (
 )
 
 
-def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
+def record_run(
+    root: fx.GraphModule, inputs: Sequence[Any], counts: Collection[int] = ()
+) -> tuple[fx.Graph, dict[str, str]]:
     """The graph of `root` for inputs of these shapes; also why it only calls some parts.
 
-    It names the modules and tensors of `root`, which gets the constants that the code makes. What
-    the code keeps in attributes that no call reads, neither this one nor one for other sizes, the
-    graph does not: `unset` of its owner's `meta` names these.
+    It is made for the numbers of the inputs at the places `counts`, too, which it checks. It names
+    the modules and tensors of `root`, which gets the constants that the code makes. What the code
+    keeps in attributes that no call reads, neither this one nor one for other sizes, the graph does
+    not: `unset` of its owner's `meta` names these.
     """
     _check_sameness(root, inputs)
     try:
-        return _recorded(root, inputs)
+        return _recorded(root, inputs, counts)
     except Changed as error:
         changed = [(name, vars(part).get(name)) for part, name in error.attributes]
         if any(may_read_later(root.modules(), name, kept) for name, kept in changed):
             raise
-        return _recorded(root, inputs, Kept(error.attributes))
+        return _recorded(root, inputs, counts, Kept(error.attributes))
 
 
 def _recorded(
-    root: fx.GraphModule, inputs: Sequence[Any], kept: Kept | None = None
+    root: fx.GraphModule, inputs: Sequence[Any], counts: Collection[int], kept: Kept | None = None
 ) -> tuple[fx.Graph, dict[str, str]]:
     mark_generators()
     recorder, state, outside = _Recorder(root), State(root), Outside(root)
     noted = recorder.noted
     try:
         with kept or contextlib.nullcontext(), spelled_out(root), recorder.calls_seen():
-            given = recorder.placeholders(inputs)
+            given = recorder.placeholders(inputs, counts)
             before = with_leaves(given, id)
             with recorder:
                 args, named = by_call(root, given)
@@ -108,6 +113,7 @@ def _recorded(
         noted.output(result)
         check_writes(noted.graph)
         noted.clean()
+        assert_counts(noted.graph, inputs, counts)
     except Exception:
         state.restore()
         outside.put_back()
@@ -191,14 +197,18 @@ class _Recorder(TorchFunctionMode):
         self._fakes: dict[int, Tensor] = {}
         self._fakes |= {id(p): self._fake.from_tensor(p) for p in root.parameters()}
 
-    def placeholders(self, inputs: Sequence[Any]) -> list[Any]:
+    def placeholders(self, inputs: Sequence[Any], counts: Collection[int]) -> list[Any]:
         """Make a node for each argument that is given, and return what to run on."""
         values: list[Any] = []
-        for name, value in zip(_names_of(self.noted.root, len(inputs)), inputs, strict=True):
+        names = _names_of(self.noted.root, len(inputs))
+        for place, (name, value) in enumerate(zip(names, inputs, strict=True)):
             plain = None if is_nested(value) else type_like(value)
             declared = Tensor if isinstance(value, Tensor) else plain
             node = self.noted.graph.placeholder(name, type_expr=declared)
-            value = with_leaves(value, self._without_numbers)
+            if place in counts:
+                value = cloned([value])[0]
+            else:
+                value = with_leaves(value, self._without_numbers)
             self.noted.keep(value, node)
             values.append(value)
         return values

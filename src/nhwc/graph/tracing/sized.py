@@ -2,13 +2,15 @@
 
 Every node runs on torch's fake tensors as it is recorded. These have shapes, types and devices, but
 no values. So sizes are plain numbers while code is traced, and code that asks for values (`item`,
-`nonzero`, a branch on a sum) is refused as in any other trace.
+`nonzero`, a branch on a sum) is refused as in any other trace. Where it asks for those of inputs of
+a few whole numbers, the graph is one for these numbers, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ from ..effects.state import State
 from ..modules.layers import Spread
 from ..modules.leaves import replaced_in_torch
 from ..nodes.arguments import name_placeholders
+from ..nodes.counts import counts_of, may_count
 from ..nodes.edit import attribute, called, filled
 from ..nodes.seen import note_seen
 from ..nodes.shapes import is_size
@@ -43,6 +46,9 @@ _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(N
 
 _FILLED = ("new_zeros", "new_ones", "new_full")
 """Methods whose result depends only on the type and device of the tensor."""
+_MOST_COUNTED = 3
+"""The most inputs that a graph may be made for the numbers of; each choice of them is a run."""
+
 _full = torch.full  # While a trace runs, `torch.full` is a wrapper.
 
 
@@ -76,7 +82,7 @@ def capture_sized(
         stopped = ""
         with undrawn(), _without_nested():
             try:
-                traced, opaque = record_run(root, inputs)
+                traced, opaque = _run_recorded(root, inputs)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -95,6 +101,19 @@ def capture_sized(
     return result, opaque
 
 
+def _run_recorded(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
+    """One run of `root`, recorded for the numbers of as few inputs as it takes."""
+    try:
+        return record_run(root, inputs)
+    except fx.proxy.TraceError as error:
+        places = may_count(inputs)[:_MOST_COUNTED]
+        for size in range(1, 1 + len(places)):
+            for some in itertools.combinations(places, size):
+                with contextlib.suppress(fx.proxy.TraceError):
+                    return record_run(root, inputs, some)
+        raise error
+
+
 def _is_changed(state: State) -> bool:
     try:
         state.check()
@@ -105,8 +124,13 @@ def _is_changed(state: State) -> bool:
 
 def _answers_others(graph: fx.GraphModule, sized: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether `sized` answers inputs with other numbers as `graph` does, if that takes them."""
+    counts = counts_of(sized.graph)
+    others = [
+        inputs[place] if place in counts else other
+        for place, other in enumerate(other_numbers(inputs))
+    ]
     try:
-        truth = observe(graph, [other_numbers(inputs)], wide=False)
+        truth = observe(graph, [tuple(others)], wide=False)
     except Exception as error:
         if is_out_of_memory(error):
             raise

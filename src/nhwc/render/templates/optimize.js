@@ -122,7 +122,8 @@ function drawFallbacks(plan) {
 function forTheseSizes(plan) {
   const parts = plan.opened.map((one) => one.path || "the model");
   const changes = plan.passes.reduce((sum, one) => sum + one.sites.filter((site) => site.applied).length, 0);
-  return `For these shapes alone, with sizes known: ${parts.join(", ")} can be opened, and ${plural(changes, "more change")} made. Other shapes run without a plan.`;
+  const [shapes, others] = plan.counts ? ["shapes and numbers", "Others"] : ["shapes", "Other shapes"];
+  return `For these ${shapes} alone, with sizes known: ${parts.join(", ")} can be opened, and ${plural(changes, "more change")} made. ${others} run without a plan.`;
 }
 
 function drawUnplanned(plans) {

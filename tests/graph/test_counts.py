@@ -1,0 +1,214 @@
+"""Code that counts by the whole numbers of an input: a plan is for these numbers alone."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nhwc
+from nhwc.files.container import read, write
+from nhwc.files.examples import Example
+from nhwc.files.plain import Foreign
+
+from ..optimizing import close, force, runs_program
+
+X = torch.randn(96, 48, generator=torch.Generator().manual_seed(0))
+GRID = torch.tensor([[8, 4], [8, 8]])
+OTHER = torch.tensor([[4, 8], [4, 16]])
+
+
+class Tower(nn.Module):
+    """The images of a batch as rows of tokens one behind the other; `grid` says where each ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(48, 64)
+        self.qkv = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 48)
+
+    def forward(self, x, grid):
+        places = []
+        for height, width in grid.tolist():
+            rows = torch.arange(height)[:, None].expand(height, width)
+            places.append((rows + 0.1 * torch.arange(width)).flatten())
+        x = self.embed(x) + torch.cat(places)[:, None].sin()
+        sizes = grid.prod(1).tolist()
+        parts = [part.split(sizes) for part in self.qkv(x).chunk(3, -1)]
+        mixed = [
+            F.scaled_dot_product_attention(*(each[None, None] for each in one))[0, 0]
+            for one in zip(*parts, strict=True)
+        ]
+        return self.out(torch.cat(mixed))
+
+
+def last_weight(model):
+    [weight] = [p for n, p in model.named_parameters() if ".out." in n and p.dim() == 2]
+    return weight
+
+
+@pytest.fixture(scope="module")
+def tower():
+    torch.manual_seed(0)
+    return Tower().eval()
+
+
+def test_a_plan_is_for_the_numbers_that_code_counts_by(tower):
+    fast = force(tower, X, GRID)
+    for grid, served in [(GRID, True), (OTHER, False), (GRID.int(), False), (GRID, True)]:
+        assert fast.serves((X, grid)) is served
+        assert runs_program(fast, X, grid) is served
+        close(fast(X, grid), tower(X, grid))
+    close(fast(X[:32], GRID[:1]), tower(X[:32], GRID[:1]))
+    [plan] = fast.report.plans
+    assert plan.counts
+    assert plan.inputs == ("96x48 float32", "2x2 int64 numbers 8,4,8,8")
+    assert "for these shapes and numbers alone" in str(fast.report)
+
+
+def test_each_example_has_its_numbers(tower):
+    fast = force(tower, X, GRID, also=[(X, OTHER)])
+    for one in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        for grid in (OTHER, GRID):
+            assert one.serves((X, grid))
+            close(one(X, grid), tower(X, grid))
+        assert not one.serves((X, GRID.flip(0)))
+        close(one(X, GRID.flip(0)), tower(X, GRID.flip(0)))
+
+
+def test_new_weights_end_the_plan(tower):
+    model = copy.deepcopy(tower)
+    fast = force(model, X, GRID)
+    with torch.no_grad():
+        model.out.weight.mul_(2)
+        last_weight(fast).mul_(2)
+    with pytest.warns(UserWarning, match="numbers 8,4,8,8 is dropped"):
+        close(fast(X, GRID), model(X, GRID))
+    close(fast(X, OTHER), model(X, OTHER))
+
+
+class Timed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Tower()
+
+    def forward(self, x, step, grid):
+        return self.inner(x, grid) * step.cos()[0]
+
+
+def test_a_graph_is_made_for_as_few_numbers_as_it_takes():
+    model, step = Timed().eval(), torch.tensor([3])
+    fast = force(model, X, step, GRID)
+    assert fast.report.plans[0].inputs[1:] == ("1 int64", "2x2 int64 numbers 8,4,8,8")
+    later = torch.tensor([5])
+    assert fast.serves((X, later, GRID))
+    close(fast(X, later, GRID), model(X, later, GRID))
+
+
+def test_two_inputs_are_counted_by_where_it_takes_both():
+    class Cut(nn.Module):
+        def forward(self, x, begin, end):
+            return torch.relu(x[:, int(begin) : int(end)]) + begin
+
+    model, ends = Cut().eval(), (torch.tensor(3), torch.tensor(20))
+    fast = force(model, X, *ends)
+    assert fast.report.plans[0].inputs[1:] == (" int64 numbers 3", " int64 numbers 20")
+    for other in [ends, (torch.tensor(3), torch.tensor(21)), (torch.tensor(4), ends[1])]:
+        close(fast(X, *other), model(X, *other))
+
+
+def test_code_that_asks_for_the_numbers_of_an_image_stays_code():
+    class Asking(nn.Module):
+        def forward(self, x, grid):
+            return x[:, : int(grid[0]) + int(x[0, 0] > 0)]
+
+    model = Asking().eval()
+    fast = nhwc.optimize(model, X, torch.tensor([7]))
+    assert not fast.serves((X, torch.tensor([7])))
+    close(fast(-X, torch.tensor([7])), model(-X, torch.tensor([7])))
+
+
+def test_more_numbers_than_a_call_should_compare_are_none_to_count_by():
+    class Picking(nn.Module):
+        def forward(self, x, lengths):
+            return torch.cat([one[: int(n)] for one, n in zip(x, lengths, strict=True)])
+
+    model, lengths = Picking().eval(), torch.arange(96) % 48
+    fast = nhwc.optimize(model, X, lengths)
+    assert not fast.serves((X, lengths))
+    close(fast(X, lengths.flip(0)), model(X, lengths.flip(0)))
+
+
+def test_code_that_writes_into_what_it_counts_by_stays_code():
+    class Writing(nn.Module):
+        def forward(self, x, grid):
+            grid[0] += 1
+            return torch.relu(x[:, : int(grid[0])])
+
+    model = Writing().eval()
+    fast, given = nhwc.optimize(model, X, torch.tensor([7])), torch.tensor([7])
+    assert fast(X, given).shape == (96, 8)
+    assert given.tolist() == [8]
+
+
+class Optional(Tower):
+    def forward(self, x, grid=None):
+        return super().forward(x, grid)
+
+
+@pytest.mark.filterwarnings("ignore:The TorchScript type system")
+@pytest.mark.parametrize("kind", [Tower, Optional])
+def test_a_file_has_the_numbers_and_refuses_others(kind, tmp_path):
+    tower = kind().eval()
+    nhwc.save(force(tower, X, GRID), tmp_path / "m.nhwc")
+    loaded = nhwc.load(tmp_path / "m.nhwc")
+    scripted = torch.jit.script(loaded)
+    again = force(loaded, X, GRID)
+    for one in (loaded, again):
+        assert one.serves((X, GRID))
+        with pytest.raises(nhwc.InputError, match=r"the numbers \[8, 4, 8, 8\], not \[4, 8, 4, 16"):
+            one(X, OTHER)
+    for one in (loaded, again, scripted):
+        close(one(X, GRID), tower(X, GRID))
+    with pytest.raises(torch.jit.Error, match="an input with other numbers"):
+        scripted(X, OTHER)
+
+
+def test_a_file_of_a_model_whose_plan_has_ended_is_for_the_numbers_of_its_example(tower, tmp_path):
+    fast = force(tower, X, GRID)
+    with torch.no_grad():
+        last_weight(fast).mul_(2)
+    wanted = fast.portable(X, GRID)
+    nhwc.save(fast, tmp_path / "m.nhwc")
+    close(nhwc.load(tmp_path / "m.nhwc")(X, GRID), wanted)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2x2 int64 numbers 8,4,8",
+        "2x2 float32 numbers 8,4,8,8",
+        "2 int8 numbers 8,400",
+        "1 int64 numbers 99999999999999999999",
+        "65 int64 numbers " + ",".join("1" * 65),
+    ],
+)
+def test_an_example_has_as_many_numbers_as_its_shape_says_and_of_its_type(text):
+    with pytest.raises(Foreign, match="number"):
+        Example.of(text)
+
+
+def test_what_a_file_says_of_numbers_is_only_what_its_plan_is_for(tower, tmp_path):
+    path = tmp_path / "m.nhwc"
+    nhwc.save(force(tower, X, GRID), path)
+    header, tensors = read(path)
+    del header["tensors"]
+    other = ["96x48 float32", "2x2 int64 numbers 4,8,4,16"]
+    write(path, header | {"planned": [other]}, tensors)
+    loaded = nhwc.load(path)
+    assert not loaded.serves((X, OTHER))
+    close(loaded(X, GRID), tower(X, GRID))
+    with pytest.raises(nhwc.InputError, match="the numbers"):
+        loaded(X, OTHER)
