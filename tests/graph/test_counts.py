@@ -62,7 +62,7 @@ def test_a_plan_is_for_the_numbers_that_code_counts_by(tower):
         assert runs_program(fast, X, grid) is served
         close(fast(X, grid), tower(X, grid))
     close(fast(X[:32], GRID[:1]), tower(X[:32], GRID[:1]))
-    [plan] = fast.report.plans
+    plan = fast.report.plans[0]
     assert plan.counts
     assert plan.inputs == ("96x48 float32", "2x2 int64 numbers 8,4,8,8")
     assert "for these shapes and numbers alone" in str(fast.report)
@@ -107,6 +107,37 @@ def test_a_graph_is_made_for_as_few_numbers_as_it_takes():
     close(fast(X, later, GRID), model(X, later, GRID))
 
 
+class Around(nn.Module):
+    """Has layers of its own before the part that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 48))
+        self.inner = Tower()
+
+    def forward(self, x, grid):
+        return self.inner(self.before(x), grid)
+
+
+def test_calls_with_other_numbers_have_a_plan_of_what_does_not_count(tmp_path):
+    model = Around().eval()
+    fast = force(model, X, GRID)
+    counted, around = [plan for plan in fast.report.plans if not plan.part]
+    assert (counted.planned, counted.counts) == (around.planned, not around.counts) == (True, True)
+    assert [layer.what for layer in around.layers if "linear" in layer.what.lower()]
+    for grid in (OTHER, GRID, GRID.flip(0)):
+        assert runs_program(fast, X, grid)
+        close(fast(X, grid), model(X, grid))
+    with torch.no_grad():
+        model.before[0].weight.mul_(2)
+        next(p for n, p in fast.named_parameters() if "before" in n and p.dim() == 2).mul_(2)
+    with pytest.warns(UserWarning, match="is dropped"):
+        close(fast(X, GRID), model(X, GRID))
+    for grid in (GRID, OTHER):
+        assert runs_program(fast, X, grid)
+        close(fast(X, grid), model(X, grid))
+
+
 def test_two_inputs_are_counted_by_where_it_takes_both():
     class Cut(nn.Module):
         def forward(self, x, begin, end):
@@ -135,10 +166,56 @@ def test_more_numbers_than_a_call_should_compare_are_none_to_count_by():
         def forward(self, x, lengths):
             return torch.cat([one[: int(n)] for one, n in zip(x, lengths, strict=True)])
 
-    model, lengths = Picking().eval(), torch.arange(96) % 48
-    fast = nhwc.optimize(model, X, lengths)
-    assert not fast.serves((X, lengths))
-    close(fast(X, lengths.flip(0)), model(X, lengths.flip(0)))
+    model, lengths = Picking().eval(), torch.arange(300) % 48
+    x = X.repeat(4, 1)[:300]
+    fast = nhwc.optimize(model, x, lengths)
+    assert not fast.serves((x, lengths))
+    close(fast(x, lengths.flip(0)), model(x, lengths.flip(0)))
+
+
+class Words(nn.Module):
+    """Works on the words that a mask leaves, as `forward` of its kinds does."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(48, 48)
+
+
+class Packed(Words):
+    def forward(self, x, mask):
+        return torch.zeros_like(x).index_copy(0, mask.nonzero()[:, 0], self.mix(x[mask]))
+
+
+class PutBack(Words):
+    def forward(self, x, mask):
+        y = x.clone()
+        y[mask] = self.mix(x[mask])
+        return y[:, 1:]
+
+
+class Folded(Words):
+    def forward(self, x, mask):
+        sides = mask.view(8, 12)
+        return self.mix(x.view(8, 12, 48)[sides]) + x[mask].view(1, -1, 48)[:, : int(mask.sum())]
+
+
+class Repeated(Words):
+    def forward(self, x, mask):
+        return self.mix(x.repeat_interleave(mask.long() * 2, 0)) + int(mask.sum())
+
+
+@pytest.mark.parametrize("kind", [Packed, PutBack, Folded, Repeated])
+def test_a_mask_that_code_makes_an_index_of_is_counted_by(kind, tmp_path):
+    model, mask = kind().eval(), torch.arange(96) % 3 > 0
+    fast = force(model, X, mask)
+    nhwc.save(fast, tmp_path / "m.nhwc")
+    loaded = nhwc.load(tmp_path / "m.nhwc")
+    for one in (fast, loaded):
+        assert one.serves((X, mask))
+        close(one(X, mask), model(X, mask))
+    close(fast(X, ~mask), model(X, ~mask))
+    with pytest.raises(nhwc.InputError, match="the numbers"):
+        loaded(X, ~mask)
 
 
 def test_code_that_writes_into_what_it_counts_by_stays_code():
@@ -192,7 +269,9 @@ def test_a_file_of_a_model_whose_plan_has_ended_is_for_the_numbers_of_its_exampl
         "2x2 float32 numbers 8,4,8,8",
         "2 int8 numbers 8,400",
         "1 int64 numbers 99999999999999999999",
-        "65 int64 numbers " + ",".join("1" * 65),
+        "257 int64 numbers " + ",".join("1" * 257),
+        "2 bool numbers 0,2",
+        "1 float64 numbers 1",
     ],
 )
 def test_an_example_has_as_many_numbers_as_its_shape_says_and_of_its_type(text):

@@ -63,23 +63,26 @@ class Planned:
 def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized | None]) -> Planned:
     """`graph` planned for the examples of `task`, or with planned graphs inside it, or both.
 
-    Where there is a graph for the sizes of an example alone, that one is.
+    Where there is a graph for the sizes of an example alone, that one is. If that is for numbers, too,
+    calls with others have what can be planned for any.
     """
     plans: list[Served] = []
     told: list[Told] = []
-    rest = []
+    rest, counted = [], []
     for inputs, one in zip(task.examples, sized, strict=True):
         found, said = _plan_sized(task, one, inputs) if one else (None, [])
         plans += [found] if found else []
         told += said
-        rest += [] if found else [inputs]
+        if found is None or found.recipe.counts:
+            rest.append(inputs)
+            counted.append(found is not None)
     around, said = _with_parts(task, graph, rest)
-    told += said
+    told += [one for one in said if one.kernels or not all(counted)]
     if not (is_one_call(graph) and inner_graphs(graph)):
-        for inputs in rest:
+        for inputs, is_counted in zip(rest, counted, strict=True):
             found, one_said = _plan(task, around, inputs)
             plans += [found] if found else []
-            told.append(one_said)
+            told += [one_said] if found or not is_counted else []
     return Planned(Optimized(around, plans, pool=task.pool), tuple(told))
 
 

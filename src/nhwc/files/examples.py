@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
-from ..graph.nodes.counts import MOST_COUNTS
+from ..graph.nodes.counts import MOST_COUNTS, WHOLE
 from .container import DTYPES
 from .plain import Foreign, bounded
 
@@ -115,10 +115,11 @@ def _numbers(words: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -
     if words[:-1] != ["numbers"]:
         return ()
     found = tuple(map(int, words[1].split(",")))
-    kind = None if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
-    if kind is None or len(found) != math.prod(shape) or len(found) > MOST_COUNTS:
+    if dtype not in WHOLE or len(found) != math.prod(shape) or len(found) > MOST_COUNTS:
         raise Foreign(f"{len(found)} numbers of an input of shape {shape}")
-    if not all(kind.min <= number <= kind.max for number in found):
+    kind = None if dtype is torch.bool else torch.iinfo(dtype)
+    least, most = (kind.min, kind.max) if kind else (0, 1)
+    if not all(least <= number <= most for number in found):
         raise Foreign(f"a number that {dtype} does not have")
     return found
 

@@ -149,7 +149,11 @@ class Optimized(nn.Module):
         """The key of the program for `inputs`, if there is one."""
         key = signature(inputs)
         counts = self._counts.get(key) if self._counts else None
-        return key if counts is None else signature(inputs, counts)
+        if counts is not None:
+            counted = signature(inputs, counts)
+            if counted in self._recipes or counted in self._lost:
+                return counted
+        return key
 
     @property
     def takes(self) -> inspect.Signature:
@@ -176,6 +180,20 @@ class Optimized(nn.Module):
             yield
         finally:
             self._resting = held
+
+    @property
+    def counts(self) -> bool:
+        """Whether some plan is for the numbers of inputs, too."""
+        return bool(self._counts)
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Within this context calls run the plans for any numbers, where there are such."""
+        held, self._counts = self._counts, {}
+        try:
+            yield
+        finally:
+            self._counts = held
 
     def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of a recipe that had none, or an outdated one; None if there is no plan.

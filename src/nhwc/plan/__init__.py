@@ -52,7 +52,7 @@ from .program import PlanProgram
 from .recording import Seen, layout_of
 from .scene import Scene, UnknownKernel, Unplannable, scene_of
 from .specs import Layer
-from .trials import sample, shortest
+from .trials import shortest
 from .weighing import without_waste
 
 __all__ = [
@@ -230,10 +230,10 @@ def _hold(
     """Time every choice as a whole program; the last one that was made is left in `bound`.
 
     Each program holds all weights: so there is only one at a time, and the weights that others'
-    kernels packed are handed on to the next.
+    kernels packed are handed on to the next. They run on copies of the example, which they may put
+    a result into: code that decides by values may take no other.
     """
-    places = scene.graph.graph.find_nodes(op="placeholder")
-    inputs = [sample(scene.record.values[node], None) for node in places]
+    inputs = [x.clone() if isinstance(x, Tensor) else x for x in scene.inputs]
     packed, taken = Packed(), {}
     # The most promising one last: it need not be made again.
     for number in reversed(range(len(choices))):

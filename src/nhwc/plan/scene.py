@@ -45,7 +45,8 @@ class Scene:
     """Layers in an order in which they can run, and the implementations of each, by its node.
 
     `joints` are implementations that compute the layer in front as well, by the node of the second.
-    Of an operator, `implementations` lacks torch's own kernel, which `called` makes.
+    Of an operator, `implementations` lacks torch's own kernel, which `called` makes. `inputs` are
+    the leaves of those it was made on.
     """
 
     graph: fx.GraphModule
@@ -53,6 +54,7 @@ class Scene:
     layers: tuple[Layer, ...]
     implementations: dict[fx.Node, tuple[Implementation, ...]]
     joints: dict[fx.Node, Implementation]
+    inputs: tuple[Any, ...] = ()
 
     @cached_property
     def readers(self) -> dict[fx.Node, set[fx.Node]]:
@@ -147,7 +149,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):
         raise Unplannable(_CLOSED)
-    return _scene(graph, found, layers, exact)
+    return _scene(graph, found, layers, tuple(inputs), exact)
 
 
 def _why_by_layout(graph: fx.GraphModule, record: Record) -> str | None:
@@ -169,7 +171,13 @@ def _why_by_layout(graph: fx.GraphModule, record: Record) -> str | None:
     return None
 
 
-def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
+def _scene(
+    graph: fx.GraphModule,
+    record: Record,
+    layers: Sequence[Layer],
+    inputs: tuple[Any, ...],
+    exact: bool,
+) -> Scene:
     known = [x for x in layers if isinstance(x.spec, Weighted) or not is_opaque(graph, x.node)]
     known = [x for x in known if not views_strange(record, x) and x.node not in record.beside]
     found = {layer.node: kernels_of_others(layer) for layer in layers}
@@ -183,7 +191,7 @@ def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact
         ours = [x for x in layers if any(one.ours for one in found[x.node])]
         joints = joints_of(record, ours, readers_of(graph, layers))
     allowed = {node: tuple(i for i in some if i.exact or not exact) for node, some in found.items()}
-    return Scene(graph, record, tuple(layers), allowed, joints)
+    return Scene(graph, record, tuple(layers), allowed, joints, inputs)
 
 
 def views_strange(record: Record, layer: Layer) -> bool:

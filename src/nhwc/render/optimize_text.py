@@ -86,7 +86,7 @@ def _unplanned(report: OptimizeReport) -> list[str]:
 
 
 def _plan(plan: PlanReport) -> list[str]:
-    shapes = ", ".join(plan.inputs)
+    shapes = ", ".join(map(_brief, plan.inputs))
     if plan.part:
         shapes = f"{plan.part}, {shapes}"
     if not plan.planned:
@@ -143,15 +143,20 @@ def _fallbacks(plan: PlanReport) -> list[str]:
     return lines
 
 
+def _brief(text: str) -> str:
+    """An input in words, but no long list of its numbers."""
+    return text if len(text) <= 72 else f"{text[:72]}..."
+
+
 def _for_these_sizes(plan: PlanReport) -> str:
     opened = some([one.path for one in plan.opened])
     done = [f"{one.name} {len(one.applied)}" for one in plan.passes if one.applied]
     unset = f". It does not set {some(list(plan.unset))}, which no call reads" if plan.unset else ""
-    shapes, others = ("shapes and numbers", "Others") if plan.counts else ("shapes", "Other shapes")
+    shapes = "shapes and numbers" if plan.counts else "shapes"
+    others = "Others run" if plan.counts else "Other shapes run without a plan,"
     return (
         f"for these {shapes} alone, with sizes known: {opened} can be opened"
-        f"{', ' * bool(done)}{', '.join(done)}{unset}. {others} run as the graph above, "
-        "without a plan"
+        f"{', ' * bool(done)}{', '.join(done)}{unset}. {others} as the graph above"
     )
 
 

@@ -1,4 +1,4 @@
-"""Inputs of a few whole numbers that code counts by: sizes of images, lengths of sequences.
+"""Inputs of a few whole numbers that code counts by: sizes of images, lengths, masks of words.
 
 Code that makes a list of such numbers, or as many parts as they say, is a graph only for these
 numbers. The graph asserts them, and where a plan of it is kept, they belong to its key.
@@ -14,10 +14,10 @@ from torch import Tensor, fx
 
 from ..modules.layers import assert_numbers, assert_sizes
 
-MOST_COUNTS = 64
+MOST_COUNTS = 256
 """The most numbers of such an input: a call compares each."""
 
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
 def may_count(inputs: Sequence[Any]) -> list[int]:
@@ -33,11 +33,12 @@ def may_count(inputs: Sequence[Any]) -> list[int]:
 def _is_counts(value: Any) -> bool:
     """Whether it lies where it can be read without waiting, and has a few whole numbers."""
     plain = type(value) is Tensor and value.layout is torch.strided and not value.is_nested
-    return plain and value.is_cpu and value.dtype in _WHOLE and 0 < value.numel() <= MOST_COUNTS
+    return plain and value.is_cpu and value.dtype in WHOLE and 0 < value.numel() <= MOST_COUNTS
 
 
 def numbers_in(value: Tensor) -> list[int]:
-    return value.flatten().tolist()
+    """The whole numbers of a tensor, one behind the other; a flag is 0 or 1."""
+    return list(map(int, value.flatten().tolist()))
 
 
 def assert_counts(graph: fx.Graph, inputs: Sequence[Any], places: Collection[int]) -> None:

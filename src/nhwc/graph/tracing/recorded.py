@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -264,6 +265,10 @@ class _Recorder(TorchFunctionMode):
             function, args, kwargs = _AS_OTHER[name], (args[0], tuple(other.shape)), {}
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], fx.node.map_aggregate(args[1], self._as_number), *args[2:])
+        if name == "__getitem__":
+            args = (args[0], self._with_places(args[1]))
+        if name == "repeat_interleave":
+            kwargs = self._with_size(args, kwargs)
         given = tensors_of((args, kwargs))
         if not any(map(self._is_unknown, given)):
             return self._make(function, args, kwargs)
@@ -383,6 +388,27 @@ class _Recorder(TorchFunctionMode):
         if _is_count(tensor) and isinstance(made, FakeTensor):
             made.constant = tensor  # Torch asks for it where it stands for a size.
         return made
+
+    def _with_places(self, index: Any) -> Any:
+        """`index` with the places of the flags that are set, where these are known."""
+        items = index if isinstance(index, tuple) else (index,)
+        if not any(map(self._is_known_flags, items)):
+            return index
+        set_at = lambda flags: self._make(torch.nonzero, (flags,), {"as_tuple": True})
+        places = [set_at(item) if self._is_known_flags(item) else (item,) for item in items]
+        return tuple(itertools.chain.from_iterable(places))
+
+    def _is_known_flags(self, item: Any) -> bool:
+        flags = isinstance(item, Tensor) and item.dtype is torch.bool and item.dim() > 0
+        return flags and not self._is_unknown(item)
+
+    def _with_size(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """`repeat_interleave` told how much it makes, where it is known how often it repeats."""
+        repeats = kwargs["repeats"] if "repeats" in kwargs else args[min(1, len(args) - 1)]
+        known = isinstance(repeats, Tensor) and not self._is_unknown(repeats) and repeats.dim() > 0
+        if not known or kwargs.get("output_size") is not None or len(args) > 3:
+            return kwargs
+        return {**kwargs, "output_size": int(self._run(torch.sum, (repeats,), {}))}
 
     def _as_number(self, index: Any) -> Any:
         """A tensor that is one number, which follows from sizes alone, as that number."""

@@ -89,7 +89,7 @@ const gainOf = (layer) => {
 
 function drawPlan(plan) {
   const part = $("#plans");
-  part.append(make("h2", {}, `Layers ${plan.part ? `of ${plan.part} ` : ""}for ${plan.inputs.join(", ")}`));
+  part.append(make("h2", {}, `Layers ${plan.part ? `of ${plan.part} ` : ""}for ${plan.inputs.map(brief).join(", ")}`));
   if (plan.reason) { part.append(make("div", { class: "card" }, ...prose(`Not planned: ${plan.reason}.`))); return; }
   if (plan.opened.length) part.append(make("p", { class: "soft" }, forTheseSizes(plan)));
   const strip = make("div", { class: "strip tall" });
@@ -119,11 +119,14 @@ function drawFallbacks(plan) {
   $("#plans").append(make("div", { class: "card scroll fallbacks" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
 }
 
+const brief = (text) => (text.length <= 72 ? text : `${text.slice(0, 72)}...`);
+
 function forTheseSizes(plan) {
   const parts = plan.opened.map((one) => one.path || "the model");
   const changes = plan.passes.reduce((sum, one) => sum + one.sites.filter((site) => site.applied).length, 0);
-  const [shapes, others] = plan.counts ? ["shapes and numbers", "Others"] : ["shapes", "Other shapes"];
-  return `For these ${shapes} alone, with sizes known: ${parts.join(", ")} can be opened, and ${plural(changes, "more change")} made. ${others} run without a plan.`;
+  const shapes = plan.counts ? "shapes and numbers" : "shapes";
+  const others = plan.counts ? "Others run as the graph" : "Other shapes run without a plan";
+  return `For these ${shapes} alone, with sizes known: ${parts.join(", ")} can be opened, and ${plural(changes, "more change")} made. ${others}.`;
 }
 
 function drawUnplanned(plans) {
