@@ -293,6 +293,10 @@ def _loops(self, x):
     return sum(self.n(self.c(row)) for row in x)
 
 
+def _spreads_sizes(self, x):
+    return self.n(self.c(x.reshape(*x.shape[:1], *x.shape[1:])))
+
+
 def _numbers(self, x):
     y = self.n(self.c(x))
     return y * float(x.shape[2]) + int(y.shape[0])
@@ -310,7 +314,43 @@ OPAQUE = {
     "writes into a buffer": (_writes, "writes into a parameter or buffer"),
     "gives a buffer other memory": (_replaces_memory, "writes into a parameter or buffer"),
     "loops over data": (_loops, "loops over data"),
+    "loops over sizes": (_spreads_sizes, "a value whose number of dimensions is not known"),
 }
+
+
+class HandsOn(nn.Module):
+    """A block that hands on all that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x, *more):
+        return self._run(x, *more)
+
+    def _run(self, x, times=1):
+        return self.c(x) * times
+
+
+class HandsOnNamed(HandsOn):
+    def forward(self, x, **named):
+        return self._run(x, **named)
+
+
+class AsksForMore(HandsOn):
+    def forward(self, x, *more):
+        return self._run(x, more[0]) if more else self._run(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(HandsOn, "*more"), (HandsOnNamed, "**named"), (AsksForMore, "*more")]
+)
+def test_a_reason_names_the_arguments_of_any_number(kind, name):
+    model = kind()
+    fused = fuse(model)
+    [part] = fused.report.opaque
+    assert part.reason.startswith(f"it looks into {name}, which may hold any number of values (")
+    torch.testing.assert_close(fused(X), model(X))
 
 
 @pytest.mark.parametrize("name", OPAQUE)

@@ -77,6 +77,12 @@ def _refuse(proxy: Any, reason: str) -> NoReturn:
     raise tracer.refusal(reason)
 
 
+def of_any_number(node: fx.Node) -> str:
+    """Say why code cannot look into the `*args` or `**kwargs` of a forward; "" for other values."""
+    whole = node.op == "placeholder" and str(node.target).startswith("*")
+    return f"it looks into {node.target}, which may hold any number of values" if whole else ""
+
+
 def _is_machinery(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_MACHINERY)
 
@@ -102,7 +108,8 @@ class Asked:
             return
         known = self._passes_for()
         if known is None and not _reads_attribute(frame):
-            _refuse(self, "it asks what attributes a traced value has")
+            why = of_any_number(object.__getattribute__(self, "node")) if key == "keys" else ""
+            _refuse(self, why or "it asks what attributes a traced value has")
         may_catch = {"AttributeError", "Exception", "BaseException"} & {*frame.f_code.co_names}
         if known is None and may_catch and not hasattr(Tensor, key):
             _refuse(self, "it asks what attributes a traced value has")

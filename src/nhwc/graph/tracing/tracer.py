@@ -33,6 +33,7 @@ from ..nodes.results import is_lost, made_by
 from ..nodes.shapes import is_size
 from ..nodes.writes import may_be_view, written_into
 from ..plain import all_plain, is_derived
+from .asked import of_any_number
 from .doubts import Doubts
 from .explained import explain
 from .functions import RECORDED, is_of_no_user, spell_out, typed_like, untraceable_functions
@@ -240,13 +241,14 @@ class Tracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         known = self.ranks.number(obj.node)
         if known is None:
-            self.refuse(f"it branches on {'a size or a type' if is_size(obj) else 'data'}")
+            branches = f"it branches on {'a size or a type' if is_size(obj) else 'data'}"
+            self.refuse(of_any_number(obj.node) or branches)
         return bool(known)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         count = self.ranks.sizes(obj.node)
         if count is None:
-            self.refuse("it loops over data")
+            self.refuse(_why_not_iterated(obj))
         return map(obj.__getitem__, range(count))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -493,6 +495,12 @@ class Tracer(fx.Tracer):
             if node is before:
                 return
             self.graph.erase_node(node)
+
+
+def _why_not_iterated(value: fx.Proxy) -> str:
+    if is_size(value):
+        return "it goes through the sizes of a value whose number of dimensions is not known"
+    return of_any_number(value.node) or "it loops over data"
 
 
 def _is_traced(value: Any) -> bool:
