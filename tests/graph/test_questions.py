@@ -6,7 +6,9 @@ import copy
 import dataclasses
 import enum
 import functools
+import inspect
 import operator
+import re
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from operator import is_not
@@ -336,6 +338,26 @@ def test_code_asks_by_whatever_way_it_is_called(way):
     fused = fuse(model)
     assert "it asks for the type of a value (test_questions.py:" in fused.report.opaque[0].reason
     torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)))
+
+
+class ReadsVersions(nn.Module):
+    """A convolution whose code may look for what a version and a class are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.old = nn.Conv2d(3, 3, 1), False
+
+    def forward(self, x):
+        if self.old and re.match("1", torch.__version__):
+            raise RuntimeError(inspect.getmodule(type(self)))
+        return self.conv(x)
+
+
+def test_what_python_asks_of_patterns_and_modules_is_asked_of_no_value():
+    model = ReadsVersions()
+    fused = fuse(model)
+    assert not fused.report.opaque
+    torch.testing.assert_close(fused(X), model(X))
 
 
 def checking(forward):

@@ -36,6 +36,9 @@ _SAMENESS = (id, operator.is_, operator.is_not)
 _ASKING = (type, callable, *_SAMENESS)
 """Functions that no traced value can answer as the real one would."""
 
+_OF_NO_TENSOR = ("re._compile", "inspect.isclass", "inspect.getmodule")
+"""Functions of Python's whose questions code asks of patterns, classes and files alone."""
+
 _SHORT = 100
 """A function is taken for a helper like `exists(x)` if it has fewer bytes of code than this."""
 
@@ -67,6 +70,8 @@ def why_asking(module: nn.Module) -> str:
         if catches(method.__code__):
             return f"it catches errors, which a graph would not ({_place(method.__code__)})"
     for function, own in _reached(module, methods):
+        if f"{function.__module__}.{function.__qualname__}" in _OF_NO_TENSOR:
+            continue
         found = questions_of(function.__code__, function.__globals__, method=own)
         if found.reason:
             return found.reason
