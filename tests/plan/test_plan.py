@@ -9,6 +9,7 @@ from torch import fx, nn
 
 import nhwc
 from nhwc import kernels
+from nhwc import plan as plans
 from nhwc.formats import Format
 from nhwc.graph.modules.layers import Fused
 from nhwc.graph.modules.mended import Attention, GlobalResponse
@@ -65,6 +66,27 @@ def shifted(x, by):
     """A leaf of the trace that writes into its input without a word, as MViT's do."""
     x[:, :, 1:].add_(by)
     return x
+
+
+class LooksUp(nn.Module):
+    """A model whose floats are indices, as flat patches with their row and column hold them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.conv = nn.Embedding(4, 8), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x):
+        return self.conv(self.table(x[:, 0].long()).permute(0, 3, 1, 2))
+
+
+@torch.no_grad()
+def test_plans_are_timed_on_the_numbers_of_the_example(ledger, monkeypatch):
+    assigned = plans._assignments
+    monkeypatch.setattr(plans, "_assignments", lambda *given: 2 * assigned(*given))
+    model, x = LooksUp(), torch.arange(64.0).view(1, 1, 8, 8) % 4
+    plan = make_plan(fx.symbolic_trace(model), (x,), ledger)
+    assert len(plan.whole.seconds) >= 2
+    torch.testing.assert_close(plan.program(x), model(x))
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ from torch import Tensor, fx
 
 from ..kernels.programs.pool import Pool
 from ..machine.environment import beside
-from ..machine.host_memory import trim, unread
+from ..machine.host_memory import apart, trim, unread
 from ..machine.timing import SAME
 from ..models.trees import tensors_of
 from .assigning import assign, cost
@@ -233,7 +233,7 @@ def _hold(
     kernels packed are handed on to the next. They run on copies of the example, which they may put
     a result into: code that decides by values may take no other.
     """
-    inputs = [x.clone() if isinstance(x, Tensor) else x for x in scene.inputs]
+    inputs = [apart(x) if isinstance(x, Tensor) else x for x in scene.inputs]
     packed, taken = Packed(), {}
     # The most promising one last: it need not be made again.
     for number in reversed(range(len(choices))):
