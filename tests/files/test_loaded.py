@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import nhwc
 from nhwc import InputError
 
-from ..optimizing import force, won_by
+from ..optimizing import force, runs_program, won_by
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -212,3 +212,28 @@ def test_a_graph_for_known_sizes_refuses_autocast(tmp_path: Path) -> None:
         with torch.autocast("cpu", enabled=False):
             torch.testing.assert_close(loaded(X), net(X))
     assert loaded.recipes
+
+
+class Turned(nn.Module):
+    """Makes an image of tokens, which torch lays out otherwise where there is one image alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 9, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.conv(x).flatten(2).chunk(3, dim=1)
+        y = torch.softmax(q.transpose(1, 2) @ k * 0.5, dim=-1) @ v.transpose(1, 2)
+        y = y.transpose(1, 2).reshape(x.shape)
+        y = torch.cat([y[..., 1:], y[..., :1]], -1)
+        return torch.cat([y.relu(), -y], -2)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.no_grad()
+def test_a_plan_of_a_file_for_known_sizes_keeps_strides(batch: int, tmp_path: Path) -> None:
+    net, x = Turned().eval(), X.repeat(batch, 1, 1, 1)
+    loaded = saved(force(net, x), tmp_path / "net.nhwc")
+    assert runs_program(loaded, x)
+    assert loaded(x).stride() == net(x).stride()
+    torch.testing.assert_close(loaded(x), net(x))

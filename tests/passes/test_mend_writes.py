@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc import Format, format_of, fuse
-from nhwc._optimize.returned import return_as
 from nhwc.graph import puts_back, written_into
+from nhwc.optimized.returned import return_as
 from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.mend_writes import mend_writes
 

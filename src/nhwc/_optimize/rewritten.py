@@ -12,10 +12,10 @@ from ..graph.nodes.seen import note_fixed
 from ..graph.report import Opaque, PassReport
 from ..machine.host_memory import trim
 from ..models.preserve import preserved
+from ..optimized.returned import return_as
 from ..passes import run_passes
 from ..shown import shown
 from .inner import inner_graphs, unplanned
-from .returned import return_as
 from .task import OptimizeTask
 from .verdict import Judge
 

@@ -33,6 +33,7 @@ from ..models.places import by_place
 from ..models.preserve import preserved
 from ..models.trees import every_tensor_of, tensors_of
 from ..optimized import Optimized, describe
+from ..optimized.returned import return_as
 from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
 from ..plan.ledger import Ledger, digest
@@ -42,7 +43,6 @@ from ..verify import Verification, answer
 from .contest import Turns, take_turns, winner
 from .planner import Planned, bare, plan_model, refusals
 from .report import OptimizeReport
-from .returned import return_as
 from .rewritten import Rewritten, captured_for, checked, closed, rewrite
 from .task import OptimizeTask, Progress
 from .verdict import Judge

@@ -23,6 +23,7 @@ from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back
 from ..models.preserve import undrawn
 from ..optimized import Optimized, Served, served
+from ..optimized.returned import return_as
 from ..passes import PASSES, exact_passes
 from ..passes.sizes import for_sizes
 from ..plan import Plan, make_plan
@@ -220,6 +221,8 @@ def _plan_that_agrees(
 ) -> Plan | None:
     """A plan that answers as `graph` does, with exact kernels if others round too freely."""
     truth, several = observe(graph, [inputs], wide=False), None
+    if planned is not graph:
+        return_as(planned, inputs, truth.answers[0])
     for exactly in dict.fromkeys((exact, True)):
         plan = make_plan(planned, inputs, ledger, exact=exactly, pool=pool)
         with from_nothing():
