@@ -438,6 +438,11 @@ def with_ones(header, target, *shape, also=()):
     insert(header, "torch.ones", *shape, name="ones")
 
 
+def chunks_of_nothing(header):
+    insert(header, "chunk", {"node": "ones"}, op="call_method", kwargs=[["chunks", 10**7]])
+    insert(header, "torch.ones", 0, 2, name="ones")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -450,6 +455,12 @@ def with_ones(header, target, *shape, also=()):
         lambda h: with_ones(h, "torch.unbind_copy", 1 << 27),
         lambda h: with_ones(h, "torch.unsafe_split", 1 << 27, also=[1]),
         lambda h: with_ones(h, "torch.split_copy", 1 << 27, also=[1]),
+        # Of nothing torch makes as many pieces as it is told.
+        lambda h: with_ones(h, "torch.chunk", 0, 2, also=[10**7]),
+        lambda h: with_ones(h, "torch.unsafe_chunk", 0, 2, also=[10**7]),
+        lambda h: with_ones(h, "aten.chunk.default", 0, 2, also=[10**7]),
+        chunks_of_nothing,
+        lambda h: with_ones(h, "torch.combinations", 2, also=[10**7]),
         lambda h: at_once(h, 5),
         lambda h: insert(h, "torch.nonzero", X),
         lambda h: insert(h, "torch._assert", False, "out of memory"),

@@ -130,10 +130,15 @@ class _Trial(fx.Interpreter):
         if target is assert_numbers:  # What it would look at is not known here.
             return None
         _check_python(target, args)
+        _check_count(getattr(target, "__name__", ""), args, kwargs)
         value = super().call_function(target, args, kwargs)
         if target is operator.setitem:  # A list may hold another twice, or itself.
             self.budget.check_value(args[0])
         return value
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _check_count(target, args, kwargs)
+        return super().call_method(target, args, kwargs)
 
 
 class _Meter(OperatorMode):
@@ -210,6 +215,14 @@ def _check_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         raise OverBudget(f"{pieces} pieces of a tensor")
 
 
+def _check_count(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a list of more tensors than a sequence may have, which torch makes of a number."""
+    counted = _COUNTED.get(target.partition(".")[0])
+    count = kwargs.get(counted, (*args, None, None)[1]) if counted else None
+    if isinstance(count, int) and count > _LEAVES:
+        raise OverBudget(f"{count} tensors of {target}")
+
+
 def _check_division(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Leave whole numbers undivided: torch ends the process where the least is divided by -1."""
     if kwargs.get("rounding_mode") == "trunc" and not any(
@@ -218,6 +231,9 @@ def _check_division(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     ):
         raise OverBudget(f"{func} of whole numbers")
 
+
+_COUNTED = {"chunk": "chunks", "unsafe_chunk": "chunks", "combinations": "r"}
+"""Operators that make a list as long as an argument says before they look at the shapes."""
 
 _SPLITS = ("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor")
 """Operators that make pieces of a size."""
