@@ -63,8 +63,8 @@ class Planned:
 def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized | None]) -> Planned:
     """`graph` planned for the examples of `task`, or with planned graphs inside it, or both.
 
-    Where there is a graph for the sizes of an example alone, that one is. If that is for numbers, too,
-    calls with others have what can be planned for any.
+    Where there is a graph for the sizes of an example alone, that one is. If that is for numbers,
+    too, calls with others have what can be planned for any.
     """
     plans: list[Served] = []
     told: list[Told] = []

@@ -37,8 +37,8 @@ def _is_counts(value: Any) -> bool:
 
 
 def numbers_in(value: Tensor) -> list[int]:
-    """The whole numbers of a tensor, one behind the other; a flag is 0 or 1."""
-    return list(map(int, value.flatten().tolist()))
+    """The numbers of a tensor, one behind the other; a flag is 0 or 1."""
+    return (value.byte() if value.dtype is torch.bool else value).flatten().tolist()
 
 
 def assert_counts(graph: fx.Graph, inputs: Sequence[Any], places: Collection[int]) -> None:

@@ -402,7 +402,7 @@ class _Recorder(TorchFunctionMode):
         flags = isinstance(item, Tensor) and item.dtype is torch.bool and item.dim() > 0
         return flags and not self._is_unknown(item)
 
-    def _with_size(self, args: Any, kwargs: Any) -> dict[str, Any]:
+    def _with_size(self, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """`repeat_interleave` told how much it makes, where it is known how often it repeats."""
         repeats = kwargs["repeats"] if "repeats" in kwargs else args[min(1, len(args) - 1)]
         known = isinstance(repeats, Tensor) and not self._is_unknown(repeats) and repeats.dim() > 0
