@@ -16,6 +16,7 @@ CASES = [
     ("detect", "torchvision", "from its file, the boxes are the same: True"),
     ("diffusion", "diffusers", "U-Net: a graph of"),
     ("hugging_face", "transformers", "DetrObjectDetectionOutput with"),
+    ("language", "transformers", "another, without a plan: the same features in the model: True"),
     ("segment", "segmentation_models_pytorch", "100.00% of the pixels have the same class"),
     ("video", "torchvision", "a clip, as it was decoded: CHANNELS_LAST_3D"),
     ("volumes", "monai", "from the file, window by window: same True"),
