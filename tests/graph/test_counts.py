@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nhwc
@@ -218,16 +218,41 @@ def test_a_mask_that_code_makes_an_index_of_is_counted_by(kind, tmp_path):
         loaded(X, ~mask)
 
 
-def test_code_that_writes_into_what_it_counts_by_stays_code():
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda grid: grid.__setitem__(0, grid[0] + 1),
+        lambda grid: grid[:1].add_(1),
+        lambda grid: grid.view(-1)[0].add_(1),
+        lambda grid: grid.numpy().__iadd__(1),
+    ],
+    ids=["itself", "a part", "a view", "numpy"],
+)
+def test_code_that_writes_into_what_it_counts_by_stays_code(write):
     class Writing(nn.Module):
         def forward(self, x, grid):
-            grid[0] += 1
+            write(grid)
             return torch.relu(x[:, : int(grid[0])])
 
-    model = Writing().eval()
-    fast, given = nhwc.optimize(model, X, torch.tensor([7])), torch.tensor([7])
+    fast, given = force(Writing().eval(), X, torch.tensor([7])), torch.tensor([7])
     assert fast(X, given).shape == (96, 8)
     assert given.tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda grid: grid.stride(0), Tensor.is_contiguous, lambda grid: grid[1:].storage_offset()],
+    ids=["stride", "is_contiguous", "storage_offset"],
+)
+def test_code_that_asks_how_the_numbers_lie_stays_code(ask):
+    class Asking(nn.Module):
+        def forward(self, x, grid):
+            return torch.relu(x[:, : int(grid[0])]) * (1 + ask(grid))
+
+    model, spread = Asking().eval(), torch.tensor([[0, 0], [7, 5], [3, 5]])[1:, 0]
+    fast = force(model, X, torch.tensor([7, 3]))
+    for grid in (torch.tensor([7, 3]), spread):
+        close(fast(X, grid), model(X, grid))
 
 
 class Optional(Tower):

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 from ...models.places import by_call, is_open_ended, places
 from ...models.preserve import mark_generators
 from ...models.trees import storage_of, tensors_of
-from ...operators.kinds import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from ...operators.kinds import SHAPE_ATTRIBUTES, SHAPE_METHODS, STRIDE_METHODS
 from ...verify import cloned
 from ..code.mentions import may_read_later
 from ..code.questions import asks_sameness
@@ -38,7 +38,7 @@ from ..effects.state import Changed, State
 from ..modules.layers import Spread
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, watched_from_outside
 from ..nodes.arguments import type_like
-from ..nodes.counts import assert_counts
+from ..nodes.counts import assert_counts, numbers_in
 from ..nodes.edit import copied, filled
 from ..nodes.flat import is_nested, with_leaves
 from ..nodes.memory import seen_later
@@ -109,6 +109,8 @@ def _recorded(
         noted.check()
         if with_leaves(given, id) != before:
             raise fx.proxy.TraceError("it changes a list or a dict that it is given")
+        if any(_differ(given[place], inputs[place]) for place in counts):
+            raise fx.proxy.TraceError("it writes into the numbers that it is given")
         state.check(kept)
         _check_outside(outside, root, inputs)
         noted.output(result)
@@ -145,6 +147,10 @@ def _check_outside(outside: Outside, root: nn.Module, inputs: Sequence[Any]) -> 
         root(*args, **named)
         if outside.put_back():
             raise
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape or numbers_in(one) != numbers_in(other)
 
 
 def _said(state: State, part: nn.Module, name: str) -> str:
@@ -194,6 +200,8 @@ class _Recorder(TorchFunctionMode):
         self._made: set[int] = set()
         # What code made contiguous that was so already: in a call with other strides, a copy.
         self._maybe_copied: set[Any] = set()
+        # The memory of numbers that code may count by.
+        self._counted: set[int] = set()
         # Code may ask for the shapes of parameters, not for values that training changes.
         self._fakes: dict[int, Tensor] = {}
         self._fakes |= {id(p): self._fake.from_tensor(p) for p in root.parameters()}
@@ -207,7 +215,9 @@ class _Recorder(TorchFunctionMode):
             declared = Tensor if isinstance(value, Tensor) else plain
             node = self.noted.graph.placeholder(name, type_expr=declared)
             if place in counts:
-                value = cloned([value])[0]
+                # What is contiguous already is no copy where code makes it so.
+                value = value.clone(memory_format=torch.contiguous_format)
+                self._counted.add(storage_of(value))
             else:
                 value = with_leaves(value, self._without_numbers)
             self.noted.keep(value, node)
@@ -271,6 +281,8 @@ class _Recorder(TorchFunctionMode):
             kwargs = self._with_size(args, kwargs)
         given = tensors_of((args, kwargs))
         if not any(map(self._is_unknown, given)):
+            if name in STRIDE_METHODS and any(storage_of(t) in self._counted for t in given):
+                self.noted.refuse("it asks how the numbers that it is given lie in memory")
             return self._make(function, args, kwargs)
         if name in ("numpy", "__array__", "__dlpack__"):
             self.noted.refuse("it asks for the numbers of a traced value")
