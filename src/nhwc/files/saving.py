@@ -175,6 +175,8 @@ def _for_sizes(
         if is_out_of_memory(why):
             raise
         raise error from None
+    if any("numbers" not in examples[0][place].split() for place in counts_of(sized.graph)):
+        raise error  # What the texts do not say was drawn here: nobody gave it.
     if made is None and not _answers_as(sized, graph, inputs):
         raise InputError(
             "the model cannot be saved: a graph for the sizes of its example answers otherwise "
