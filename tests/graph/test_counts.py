@@ -150,6 +150,21 @@ def test_two_inputs_are_counted_by_where_it_takes_both():
         close(fast(X, *other), model(X, *other))
 
 
+def test_examples_of_one_shape_may_count_by_other_inputs():
+    class Either(nn.Module):
+        def forward(self, x, first, second):
+            if int(first) == 0:
+                return torch.relu(x)[:, : int(second[0])]
+            return torch.relu(x)[:, : int(first)] * second.sum()
+
+    model, second = Either().eval(), torch.tensor([7, 3])
+    fast = force(model, X, torch.tensor(0), second, also=[(X, torch.tensor(5), second)])
+    for first, added, served in [(0, 0, 1), (5, 0, 1), (5, 1, 1), (0, 1, 0), (4, 0, 0)]:
+        given = (X, torch.tensor(first), second + added)
+        assert fast.serves(given) == served
+        close(fast(*given), model(*given))
+
+
 def test_code_that_asks_for_the_numbers_of_an_image_stays_code():
     class Asking(nn.Module):
         def forward(self, x, grid):
@@ -285,6 +300,18 @@ def test_a_file_of_a_model_whose_plan_has_ended_is_for_the_numbers_of_its_exampl
     wanted = fast.portable(X, GRID)
     nhwc.save(fast, tmp_path / "m.nhwc")
     close(nhwc.load(tmp_path / "m.nhwc")(X, GRID), wanted)
+
+
+def test_a_file_is_for_no_numbers_that_nobody_gave(tmp_path):
+    class Deep(nn.Module):
+        def forward(self, x, count):
+            for _ in range(int(count)):
+                x = x + 1
+            return x
+
+    fast = nhwc.optimize(Deep().eval(), X, torch.tensor(6000))
+    with pytest.raises(nhwc.InputError, match="the model cannot be saved"):
+        nhwc.save(fast, tmp_path / "m.nhwc")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,10 @@ class Optimized(nn.Module):
         self._recipes = {one.recipe.signature: one.recipe for one in plans}
         self._programs = {one.recipe.signature: one.program for one in plans}
         # What a call's shapes alone do not tell: by which inputs a plan for them counts.
-        self._counts = {one.recipe.shapes: one.recipe.counts for one in plans if one.recipe.counts}
+        self._counts: dict[Hashable, set[tuple[int, ...]]] = {}
+        for recipe in self._recipes.values():
+            if recipe.counts:
+                self._counts.setdefault(recipe.shapes, set()).add(recipe.counts)
         self._lost: dict[Hashable, str] = {}
         self._told = False
         self._kept_in_eval = False
@@ -148,8 +151,7 @@ class Optimized(nn.Module):
     def _key(self, inputs: Sequence[Any]) -> Hashable:
         """The key of the program for `inputs`, if there is one."""
         key = signature(inputs)
-        counts = self._counts.get(key) if self._counts else None
-        if counts is not None:
+        for counts in self._counts.get(key, ()) if self._counts else ():
             counted = signature(inputs, counts)
             if counted in self._recipes or counted in self._lost:
                 return counted
