@@ -11,6 +11,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import nhwc
 from nhwc.graph.tracing.baked import bake_weights
 
+from ..optimizing import won_by
+
 
 def by_hooks(wrap):
     def wrapped(layer):
@@ -100,7 +102,7 @@ def test_a_model_of_computed_weights_is_saved(kind, tmp_path):
 def test_what_is_returned_takes_its_own_state(kind):
     model = Net(KINDS[kind])
     before, other = state_of(model), nhwc.fuse(Net(KINDS[kind]))
-    for made in (nhwc.fuse(model), nhwc.optimize(model, X).portable):
+    for made in (nhwc.fuse(model), won_by("graph", model, X).portable):
         made.load_state_dict(made.state_dict())
         torch.testing.assert_close(made(X), before[2])
     made.load_state_dict(other.state_dict())

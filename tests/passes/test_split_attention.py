@@ -13,6 +13,7 @@ from nhwc.passes.sizes import for_sizes
 from nhwc.passes.split_attention import split_attention
 
 from ..fusing import rewrite, script
+from ..optimizing import force
 
 
 class Attends(nn.Module):
@@ -243,7 +244,7 @@ class Text(nn.Module):
 @torch.no_grad()
 def test_a_mask_is_read_as_it_is_now(tmp_path):
     model, x = Text().eval(), torch.randn(6, 2, 32)
-    fast = nhwc.optimize(model, x)
+    fast = force(model, x)
     torch.testing.assert_close(fast(x), model(x))
     nhwc.save(fast, tmp_path / "text.nhwc")
     torch.testing.assert_close(nhwc.load(tmp_path / "text.nhwc")(x), model(x))
