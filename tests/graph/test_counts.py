@@ -12,6 +12,7 @@ import nhwc
 from nhwc.files.container import read, write
 from nhwc.files.examples import Example
 from nhwc.files.plain import Foreign
+from nhwc.graph.tracing.sized import capture_sized
 
 from ..optimizing import close, force, runs_program
 
@@ -217,6 +218,17 @@ class Folded(Words):
 class Repeated(Words):
     def forward(self, x, mask):
         return self.mix(x.repeat_interleave(mask.long() * 2, 0)) + int(mask.sum())
+
+
+def test_what_is_taken_by_a_constant_index_shares_no_memory_with_it():
+    class Turned(Words):
+        def forward(self, x, order):
+            return self.mix(x)[torch.tensor(order.tolist())]
+
+    model, order = Turned().eval(), torch.arange(96).flip(0)
+    sized, _ = capture_sized(nhwc.graph.capture(model, [(X, order)]).module, (X, order))
+    assert "clone" not in sized.code
+    close(sized(X, order), model(X, order))
 
 
 @pytest.mark.parametrize("kind", [Packed, PutBack, Folded, Repeated])

@@ -537,6 +537,18 @@ PRODUCTS = {
         lambda x, y: (x - y) * (x + y.relu()),
         ((2, 1, 48), (2, 10, 1)),
     ),
+    "heads and a number for all of them": (
+        lambda x, y: (x * y + y) / (y.abs() + 1) - y,
+        ((12, 4, 32), (12, 1, 32)),
+    ),
+    "halves of heads, turned": (
+        lambda x, y: x * y + torch.cat((-x[..., 16:], x[..., :16]), -1) * y.relu(),
+        ((12, 4, 32), (12, 1, 32)),
+    ),
+    "heads side by side in a row": (
+        lambda x, y: x.relu().view(12, 3, 4, 32).permute(1, 0, 2, 3).unbind(0)[1] * y,
+        ((12, 384), (12, 1, 32)),
+    ),
     "numbers without dimensions": (Gains(), (IMAGE,)),
     "tokens and numbers without dimensions": (Gains(), (ROWS,)),
     "images in a stack": (lambda x: _selective(x, torch.stack([x * 2, x.relu()], 1)), (IMAGE,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from typing import Any
 
@@ -32,6 +33,9 @@ def shared(node: fx.Node) -> list[fx.Node]:
     name = str(getattr(node.target, "__name__", node.target))
     if node.op == "call_method" and name in _LIKE_ANOTHER:
         return node.all_input_nodes[:1]
+    if node.target is operator.getitem:
+        # An index is read.
+        return [one for one in node.args[:1] if isinstance(one, fx.Node)]
     # A view may be of any argument: the first of `einsum` is text, and some come by name.
     if may_be_view(node.target if node.op == "call_function" else name):
         return [value for value in node.all_input_nodes if not is_size(value)]

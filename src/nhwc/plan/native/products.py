@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from ...kernels.tape.steps import Step, View
 from ..implementation import Implementation
 from ..recording import Record
 from ..specs import Layer
-from .rows import as_it_lies
+from .rows import as_it_lies, pointwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,12 +224,15 @@ ORDERED = ("quotient", "difference")
 """What two tensors make in one order alone."""
 
 
-def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementation | None:
+def with_number_of_row(
+    record: Record, layer: Layer, kind: str, step: Callable[..., Step] | None = None
+) -> Implementation | None:
     """A tensor and another with one number for each of its rows, in whatever dimension these are.
 
     Their `product`, `quotient`, `sum` or `difference`; None if no dimension of either is of one
     place. Both may be of fewer numbers than the result, as a column by a row: then the rows are
-    repeated first.
+    repeated first. Rows that are columns in memory are left as they lie: there `step`, which takes
+    two numbers each time, is given the other's repeated.
     """
     out = record.values[layer.node].shape
     nodes = layer.given
@@ -237,9 +240,10 @@ def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementatio
         return None
     shapes = [tuple(record.values[node].shape) for node in nodes]
     sizes = [(1,) * (len(out) - len(shape)) + shape for shape in shapes]
+    last = len(out) - 1
     ways = [
         _Way(dim, rows)
-        for dim in (len(out) - 1, 1)
+        for dim in (last, 1)
         for rows in (0, 1)
         if sizes[1 - rows][dim] == 1 < sizes[rows][dim] and not (rows and kind in ORDERED)
     ]
@@ -257,7 +261,12 @@ def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementatio
             for place, size in zip(places, sizes, strict=True)
         ]
         lies = (way for way in whole if _is_last_in_memory(pair[way.rows], way.dim))
-        dim, first = next(lies, (whole or ways)[0])
+        way = next(lies, None)
+        if step and way is None and last not in {one.dim for one in whole or ways}:
+            repeated = pointwise(record, layer, step).emit
+            assert repeated is not None
+            return cast("Moved", repeated(builder, constants, *given))
+        dim, first = way or (whole or ways)[0]
         x, numbers = pair[first], pair[1 - first].where
         moved = Moved(x.buffer, x.where.expand(out).movedim(dim, -1))
         rows = rows_anyhow(builder, moved)

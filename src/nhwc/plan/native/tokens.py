@@ -23,6 +23,7 @@ from ...graph.modules.ordered import Reduced, Softmax
 from ...kernels.layers.choosing import chosen_step
 from ...kernels.layers.elementwise import add_step, each_step, multiply_step
 from ...kernels.programs.moved import rows_of
+from ...kernels.tape.steps import Step
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
 from ..recognize import normalizes_rows
@@ -112,15 +113,12 @@ class _TokensCall(OperatorCall):
         """Two tensors, one of which may be of fewer numbers, or a tensor and a number."""
         if not self.two():
             return self._each_number(with_number(self, sign=1))
-        by_row = self._with_number_of_row("sum")
-        if by_row is not None:
-            return by_row
-        return self._each_number(add_step)
+        return self._of_rows("sum", add_step)
 
     def _difference(self) -> Implementation | None:
         if not self.two():
             return self._each_number(with_number(self, sign=-1))
-        return self._with_number_of_row("difference") or self._each_number(subtract_step)
+        return self._of_rows("difference", subtract_step)
 
     def _product(self) -> Implementation | None:
         if not self.two():
@@ -132,7 +130,7 @@ class _TokensCall(OperatorCall):
         each_channel = math.prod(factors) == rows_of(factors)[1] == out[-1]
         if out in shapes and each_channel:
             return scaled(self.record, self.layer)
-        return self._with_number_of_row("product") or self._each_number(multiply_step)
+        return self._of_rows("product", multiply_step)
 
     def _quotient(self) -> Implementation | None:
         if not self.two():
@@ -140,7 +138,7 @@ class _TokensCall(OperatorCall):
         shapes = [self.seen(0).shape, self.seen(1).shape]
         if shapes == [self.out.shape] * 2:
             return self._of_each("quotient")
-        return self._with_number_of_row("quotient") or self._of_each("quotient")
+        return self._of_rows("quotient", partial(each_step, kind="quotient"))
 
     def _of_each(self, kind: str) -> Implementation | None:
         return self._each_number(partial(each_step, kind=kind)) if self.two() else None
@@ -150,9 +148,11 @@ class _TokensCall(OperatorCall):
         plain = len(self.node.args) == 3 and not self.node.kwargs
         return self._each_number(product_added) if plain else None
 
-    def _with_number_of_row(self, kind: str) -> Implementation | None:
+    def _of_rows(self, kind: str, each: Callable[..., Step]) -> Implementation | None:
+        """Two tensors, of which one may have a number for each row of the other."""
         same = self.seen(0).shape == self.seen(1).shape
-        return None if same else with_number_of_row(self.record, self.layer, kind)
+        by_row = None if same else with_number_of_row(self.record, self.layer, kind, each)
+        return by_row or self._each_number(each)
 
     def _unit_rows(self) -> Implementation | None:
         """`F.normalize` over one dimension."""
