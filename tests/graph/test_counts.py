@@ -139,6 +139,12 @@ def test_calls_with_other_numbers_have_a_plan_of_what_does_not_count(tmp_path):
         close(fast(X, grid), model(X, grid))
 
 
+def test_examples_that_differ_by_their_numbers_share_the_plan_for_any():
+    fast = force(Around().eval(), X, GRID, also=[(X, OTHER)])
+    texts = [plan.inputs[1] for plan in fast.report.plans if not plan.part]
+    assert texts == ["2x2 int64 numbers 8,4,8,8", "2x2 int64 numbers 4,8,4,16", "2x2 int64"]
+
+
 def test_two_inputs_are_counted_by_where_it_takes_both():
     class Cut(nn.Module):
         def forward(self, x, begin, end):

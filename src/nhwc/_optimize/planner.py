@@ -12,7 +12,7 @@ from ..graph import is_one_call, is_one_layer
 from ..graph.code.mentions import asks_strides
 from ..graph.nodes.counts import counts_of
 from ..models.preserve import preserved
-from ..optimized import Optimized, Served, describe, is_known, served
+from ..optimized import Optimized, Served, describe, is_known, served, signature
 from ..passes.sizes import Sized
 from ..plan import Plan, Unplannable, gains, make_plan
 from ..plan.implementation import Timed
@@ -80,6 +80,8 @@ def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized 
     told += [one for one in said if one.kernels or not all(counted)]
     if not (is_one_call(graph) and inner_graphs(graph)):
         for inputs, is_counted in zip(rest, counted, strict=True):
+            if signature(inputs) in {one.recipe.signature for one in plans}:
+                continue  # One with other numbers has this plan already.
             found, one_said = _plan(task, around, inputs)
             plans += [found] if found else []
             told += [one_said] if found or not is_counted else []
