@@ -12,6 +12,7 @@ import nhwc
 from nhwc.files.container import read, write
 from nhwc.files.examples import Example
 from nhwc.files.plain import Foreign
+from nhwc.graph.tracing.recorded import record_run
 from nhwc.graph.tracing.sized import capture_sized
 
 from ..optimizing import close, force, runs_program
@@ -143,6 +144,18 @@ def test_examples_that_differ_by_their_numbers_share_the_plan_for_any():
     fast = force(Around().eval(), X, GRID, also=[(X, OTHER)])
     texts = [plan.inputs[1] for plan in fast.report.plans if not plan.part]
     assert texts == ["2x2 int64 numbers 8,4,8,8", "2x2 int64 numbers 4,8,4,16", "2x2 int64"]
+
+
+def test_numbers_that_do_not_help_cost_one_run(monkeypatch):
+    class Asking(nn.Module):
+        def forward(self, x, first, second, third):
+            return x[:, : int(first + second + third) + int(x[0, 0] > 0)]
+
+    runs = []
+    record = lambda *given: runs.append(given[2:]) or record_run(*given)
+    monkeypatch.setattr("nhwc.graph.tracing.sized.record_run", record)
+    nhwc.optimize(Asking().eval(), X, *map(torch.tensor, (1, 2, 3)))
+    assert runs == [(), ((1, 2, 3),)]
 
 
 def test_two_inputs_are_counted_by_where_it_takes_both():

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ from .recorded import MOST, record_run, spare_writes
 from .traced import Attribute, TracedParameter, TracedValue
 from .tracer import Tracer
 
+_Recorded = tuple[fx.Graph, dict[str, str]]
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
 
 _FILLED = ("new_zeros", "new_ones", "new_full")
@@ -101,17 +102,28 @@ def capture_sized(
     return result, opaque
 
 
-def _run_recorded(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
+def _run_recorded(root: fx.GraphModule, inputs: Sequence[Any]) -> _Recorded:
     """One run of `root`, recorded for the numbers of as few inputs as it takes."""
     try:
         return record_run(root, inputs)
-    except fx.proxy.TraceError as error:
-        places = may_count(inputs)[:_MOST_COUNTED]
-        for size in range(1, 1 + len(places)):
-            for some in itertools.combinations(places, size):
-                with contextlib.suppress(fx.proxy.TraceError):
-                    return record_run(root, inputs, some)
-        raise error
+    except fx.proxy.TraceError:
+        places = tuple(may_count(inputs)[:_MOST_COUNTED])
+        for_all = _recorded_for(root, inputs, places)
+        if for_all is None:  # No fewer would help.
+            raise
+        fewer = (some for size in range(1, len(places)) for some in combinations(places, size))
+        found = (_recorded_for(root, inputs, some) for some in fewer)
+        return next(filter(None, found), for_all)
+
+
+def _recorded_for(
+    root: fx.GraphModule, inputs: Sequence[Any], places: Collection[int]
+) -> _Recorded | None:
+    """A run that is recorded for the numbers at these places; None if these are not enough."""
+    if places:
+        with contextlib.suppress(fx.proxy.TraceError):
+            return record_run(root, inputs, places)
+    return None
 
 
 def _is_changed(state: State) -> bool:
