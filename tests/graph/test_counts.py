@@ -15,6 +15,9 @@ from nhwc.files.plain import Foreign
 from nhwc.graph.tracing.recorded import record_run
 from nhwc.graph.tracing.sized import capture_sized
 
+
+from nhwc.optimized import signature
+
 from ..optimizing import close, force, runs_program
 
 X = torch.randn(96, 48, generator=torch.Generator().manual_seed(0))
@@ -374,3 +377,9 @@ def test_what_a_file_says_of_numbers_is_only_what_its_plan_is_for(tower, tmp_pat
     close(loaded(X, GRID), tower(X, GRID))
     with pytest.raises(nhwc.InputError, match="the numbers"):
         loaded(X, OTHER)
+
+
+def test_a_fraction_that_a_file_checks_is_told_from_others():
+    half = torch.tensor([1.5])
+    keys = [signature((one,), (0,)) for one in (half, half + 0.25, half * float("nan"))]
+    assert len({*keys}) == 3
