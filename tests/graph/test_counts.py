@@ -5,13 +5,14 @@ import pickle
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import nhwc
 from nhwc.files.container import read, write
 from nhwc.files.examples import Example
 from nhwc.files.plain import Foreign
+from nhwc.graph.modules.layers import assert_numbers
 from nhwc.graph.tracing.recorded import record_run
 from nhwc.graph.tracing.sized import capture_sized
 
@@ -377,6 +378,16 @@ def test_what_a_file_says_of_numbers_is_only_what_its_plan_is_for(tower, tmp_pat
     close(loaded(X, GRID), tower(X, GRID))
     with pytest.raises(nhwc.InputError, match="the numbers"):
         loaded(X, OTHER)
+
+
+def test_a_file_checks_the_numbers_of_inputs_alone(tmp_path):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(assert_numbers, (graph.call_method("long", (x,)), [0]))
+    graph.output(graph.call_function(torch.relu, (x,)))
+    nhwc.save(fx.GraphModule(nn.Module(), graph).eval(), tmp_path / "m.nhwc")
+    with pytest.raises(nhwc.FileError, match="no input's"):
+        nhwc.load(tmp_path / "m.nhwc")
 
 
 def test_a_fraction_that_a_file_checks_is_told_from_others():

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory, of_kind
+from ..graph.nodes.counts import counts_inputs_alone
 from ..kernels.language.sources import sources
 from ..kernels.programs.pool import Pool, from_nothing
 from ..machine.environment import Environment, beside, usable_device
@@ -91,6 +92,8 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
     ledger = Ledger.of(Environment.here(there))
     try:
         graph = restore(header, tensors)
+        if not counts_inputs_alone(graph.graph):
+            raise Foreign("a check of numbers that are no input's")
         examples = [[examples_in(text) for text in inputs] for inputs in _planned_for(header)]
         planned = _affordable(graph, examples, ledger, _known_as(header))
         if type(header["exact"]) is not bool:

@@ -58,6 +58,12 @@ def counts_of(graph: fx.Graph) -> tuple[int, ...]:
     return tuple(place for place, node in enumerate(nodes) if node in checked)
 
 
+def counts_inputs_alone(graph: fx.Graph) -> bool:
+    """Whether the graph checks the numbers of nothing but inputs, which alone make a key."""
+    checks = graph.find_nodes(op="call_function", target=assert_numbers)
+    return all(_given(one.args[0]).op == "placeholder" for one in checks)
+
+
 def _given(node: Any) -> Any:
     """The node that gives what is checked, before its sizes are."""
     while isinstance(node, fx.Node) and node.target is assert_sizes:
