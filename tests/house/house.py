@@ -65,7 +65,7 @@ class House:
 
     def circle(self) -> list[str]:
         """Files that import one another in a circle, the first again as the last; none is good."""
-        graph = TopologicalSorter[str]()
+        graph: TopologicalSorter[str] = TopologicalSorter()
         for arrow in self.arrows():
             graph.add(arrow.source, arrow.target)
         try:
