@@ -80,7 +80,7 @@ def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized 
     told += [one for one in said if one.kernels or not all(counted)]
     if not (is_one_call(graph) and inner_graphs(graph)):
         for inputs, is_counted in zip(rest, counted, strict=True):
-            if signature(inputs) in {one.recipe.signature for one in plans}:
+            if is_counted and signature(inputs) in {one.recipe.signature for one in plans}:
                 continue  # One with other numbers has this plan already.
             found, one_said = _plan(task, around, inputs)
             plans += [found] if found else []
