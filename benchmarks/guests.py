@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from nhwc.cli import main as nhwc
 
@@ -28,6 +29,8 @@ GUESTS = {
     "detr": ("transformers", "1x3x320x320"),
     "deformable_detr": ("transformers", "1x3x320x320"),
     "mask2former": ("transformers", "1x3x256x256"),
+    "qwen_tower": ("transformers", "1x3x224x224"),
+    "siglip2_tower": ("transformers", "1x3x256x256"),
     "vae_decoder": ("diffusers", "1x4x32x32"),
 }
 """By the name of the function that builds it: its package, and its input."""
@@ -96,6 +99,52 @@ def mask2former() -> nn.Module:
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation
 
     return Mask2FormerForUniversalSegmentation(Mask2FormerConfig()).eval()
+
+
+class OfOneImage(nn.Module):
+    """A tower that takes rows of patches and a grid, given one square image."""
+
+    def __init__(self, tower: nn.Module, patches: int) -> None:
+        super().__init__()
+        self.tower = tower
+        self.register_buffer("grid", torch.tensor([[1, patches, patches]]))
+
+
+class QwenTower(OfOneImage):
+    """A still image is two pictures that are alike; patches come in squares of four."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        squares = image.unflatten(3, (-1, 2, 14)).unflatten(2, (-1, 2, 14))
+        patches = squares[0].permute(1, 4, 2, 5, 0, 3, 6).flatten(0, 3)
+        pictures = patches[:, :, None].expand(-1, -1, 2, -1, -1)
+        seen: Tensor = self.tower(pictures.flatten(1), grid_thw=self.grid).pooler_output
+        return seen
+
+
+class Siglip2Tower(OfOneImage):
+    def forward(self, image: Tensor) -> Tensor:
+        patches = image.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).permute(0, 2, 4, 3, 5, 1)
+        rows = patches.flatten(3).flatten(1, 2)
+        every = torch.ones(rows.shape[:2], dtype=torch.int64)
+        seen: Tensor = self.tower(rows, every, self.grid[:, 1:]).pooler_output
+        return seen
+
+
+def qwen_tower() -> nn.Module:
+    """Four of the 32 blocks of Qwen2.5-VL's tower."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
+
+    vision = {"hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "depth": 4}
+    text = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision | {"out_hidden_size": 2048})
+    return QwenTower(Qwen2_5_VLModel(config).visual, 16).eval()
+
+
+def siglip2_tower() -> nn.Module:
+    from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
+    return Siglip2Tower(Siglip2VisionModel(Siglip2VisionConfig()), 16).eval()
 
 
 def vae_decoder() -> nn.Module:

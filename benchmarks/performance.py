@@ -392,9 +392,11 @@ nhwc bench --suite deploy --batch 4 --seconds 1 --resume -o benchmarks/results/d
 GUESTS = """\
 Models of packages that nhwc does not depend on: Ultralytics' YOLO at 320 pixels, a U-Net of
 segmentation-models-pytorch, transformers' SegFormer and DINOv2, its DETR and Deformable DETR, its
-Mask2Former with a Swin, and the decoder of Stable Diffusion's autoencoder for 256 pixels. Detectors
-that sort their queries by score, as RT-DETR and D-FINE do, are not among them: random weights make
-scores so alike that rounding decides the order, and no answer can be told right from wrong.
+Mask2Former with a Swin, four blocks of Qwen2.5-VL's vision tower and all of SigLIP 2's for images
+of any shape, both at one grid, and the decoder of Stable Diffusion's autoencoder for 256 pixels.
+Detectors that sort their queries by score, as RT-DETR and D-FINE do, are not among them: random
+weights make scores so alike that rounding decides the order, and no answer can be told right from
+wrong.
 
 ```
 python -m benchmarks.guests -o benchmarks/results/guests.json
