@@ -396,7 +396,7 @@ Mask2Former with a Swin, four blocks of Qwen2.5-VL's vision tower and all of Sig
 of any shape, both at one grid, and the decoder of Stable Diffusion's autoencoder for 256 pixels.
 Detectors that sort their queries by score, as RT-DETR and D-FINE do, are not among them: random
 weights make scores so alike that rounding decides the order, and no answer can be told right from
-wrong.
+wrong. Neither engine converts Qwen2.5-VL's tower as it stands: its lead is over eager.
 
 ```
 python -m benchmarks.guests -o benchmarks/results/guests.json
