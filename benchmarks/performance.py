@@ -46,7 +46,10 @@ SUMMED = (
     ("the same, AVX-512 hidden", "What people deploy, without AVX-512"),
     ("fourteen families beside them, an Intel", "Families beside that suite, on an Intel"),
     ("thirty-two families, a Zen 4", "More families, on a Zen 4"),
-    ("YOLO, DETR and its kin, U-Net, SegFormer, a diffusion decoder", "Models of other packages"),
+    (
+        "YOLO, DETR, U-Net, SegFormer, a diffusion decoder, vision towers (one over eager)",
+        "Models of other packages",
+    ),
     ("video and medical volumes", "Volumes"),
     ("the same, AVX2 alone", "Volumes, on AVX2"),
     ("the same, AVX-512 hidden", "Volumes, without AVX-512"),
