@@ -236,8 +236,11 @@ def _planned_soundly(
         labels = _labels(rewritten, planned)
         verdict = lambda: judge.judge(planned.model, rewritten.graph, more, labels, whole=whole)
         found = verdict()
-        if found.passed and planned.model.counts:
-            with planned.model.uncounted():
+        model = planned.model
+        # The graph alone was found right already.
+        alone = model.portable is rewritten.graph and all(one.counts for one in model.recipes)
+        if found.passed and model.counts and not alone:
+            with model.uncounted():
                 others = verdict()
             found = found if others.passed else others
         unread(shelved)

@@ -17,7 +17,7 @@ from ..errors import InputError, is_out_of_memory
 from ..graph import capture
 from ..graph.modules.layers import assert_keys, assert_length, assert_sizes, assert_value
 from ..graph.modules.leaves import runs_hooks
-from ..graph.nodes.counts import counts_of
+from ..graph.nodes.counts import counts_of, with_counts
 from ..graph.nodes.flat import NotFlat, is_nested, spelled
 from ..graph.nodes.results import contents_of
 from ..graph.tracing.captured import renamed
@@ -169,13 +169,14 @@ def _for_sizes(
         raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
     made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
     try:
-        inputs = drawn(map(examples_in, examples[0]))
+        said = [*map(examples_in, examples[0])]
+        inputs = drawn(said)
         sized = made or capture_sized(graph, inputs)[0]
     except Exception as why:
         if is_out_of_memory(why):
             raise
         raise error from None
-    if any("numbers" not in examples[0][place].split() for place in counts_of(sized.graph)):
+    if not all(said[place].numbers for place in counts_of(sized.graph)):
         raise error  # What the texts do not say was drawn here: nobody gave it.
     if made is None and not _answers_as(sized, graph, inputs):
         raise InputError(
@@ -216,14 +217,10 @@ def _answers_as(sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[A
     def one_like(value: Tensor) -> Tensor:
         return value if value.is_floating_point() else torch.ones_like(value)
 
-    counts = counts_of(sized.graph)
     truths = [observe(graph, [tuple(inputs)], wide=False)]
     with contextlib.suppress(Exception):  # A table may end before its second row.
-        ones = [
-            value if place in counts else tree_map_only(Tensor, one_like, value)
-            for place, value in enumerate(inputs)
-        ]
-        truths.append(observe(graph, [tuple(ones)], wide=False))
+        ones = tree_map_only(Tensor, one_like, tuple(inputs))
+        truths.append(observe(graph, [with_counts(sized.graph, inputs, ones)], wide=False))
     return all(verify(truth, sized).passed for truth in truths)
 
 

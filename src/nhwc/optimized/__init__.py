@@ -336,7 +336,7 @@ class Optimized(nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"_lost": {}, **state})
+        super().__setstate__({"_lost": {}, "_counts": {}, **state})
         self._programs = {}
         self._lock = threading.Lock()
         self._share(Pool())

@@ -52,16 +52,25 @@ def assert_counts(graph: fx.Graph, inputs: Sequence[Any], places: Collection[int
 
 def counts_of(graph: fx.Graph) -> tuple[int, ...]:
     """The places of the inputs whose numbers the graph checks."""
-    checks = graph.find_nodes(op="call_function", target=assert_numbers)
-    checked = [_given(one.args[0]) for one in checks]
-    nodes = graph.find_nodes(op="placeholder")
+    checked, nodes = _checked(graph), graph.find_nodes(op="placeholder")
     return tuple(place for place, node in enumerate(nodes) if node in checked)
 
 
 def counts_inputs_alone(graph: fx.Graph) -> bool:
     """Whether the graph checks the numbers of nothing but inputs, which alone make a key."""
+    return all(node.op == "placeholder" for node in _checked(graph))
+
+
+def with_counts(graph: fx.Graph, inputs: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
+    """`others` in the place of `inputs`, but for those by whose numbers the graph counts."""
+    kept = counts_of(graph)
+    pairs = enumerate(zip(inputs, others, strict=True))
+    return tuple(own if place in kept else other for place, (own, other) in pairs)
+
+
+def _checked(graph: fx.Graph) -> list[Any]:
     checks = graph.find_nodes(op="call_function", target=assert_numbers)
-    return all(_given(one.args[0]).op == "placeholder" for one in checks)
+    return [_given(one.args[0]) for one in checks]
 
 
 def _given(node: Any) -> Any:

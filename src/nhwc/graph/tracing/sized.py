@@ -30,7 +30,7 @@ from ..effects.state import State
 from ..modules.layers import Spread
 from ..modules.leaves import replaced_in_torch
 from ..nodes.arguments import name_placeholders
-from ..nodes.counts import counts_of, may_count
+from ..nodes.counts import may_count, with_counts
 from ..nodes.edit import attribute, called, filled
 from ..nodes.seen import note_seen
 from ..nodes.shapes import is_size
@@ -136,13 +136,9 @@ def _is_changed(state: State) -> bool:
 
 def _answers_others(graph: fx.GraphModule, sized: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether `sized` answers inputs with other numbers as `graph` does, if that takes them."""
-    counts = counts_of(sized.graph)
-    others = [
-        inputs[place] if place in counts else other
-        for place, other in enumerate(other_numbers(inputs))
-    ]
     try:
-        truth = observe(graph, [tuple(others)], wide=False)
+        others = with_counts(sized.graph, inputs, other_numbers(inputs))
+        truth = observe(graph, [others], wide=False)
     except Exception as error:
         if is_out_of_memory(error):
             raise
