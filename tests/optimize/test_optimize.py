@@ -1126,6 +1126,8 @@ class Then(nn.Module):
         Then(lambda y: (torch.stack([y, y]), y.unfold(2, 2, 2), y.flatten(2).transpose(1, 2) + 1)),
         Then(lambda y: (y.permute(0, 2, 3, 1) + 1, y.reshape(2, 2, 4, 4, 5) * 2)),
         Then(lambda y: (torch.einsum("bchw,bkhw->bckh", y, y), y.unfold(2, 2, 2) + 0)),
+        Then(lambda y: (y.flatten(2).transpose(0, 1) * 2).relu()[:, -1]),
+        Then(lambda y: (y.flatten(2).permute(2, 0, 1) * 2).relu().select(1, 0).unsqueeze(1)),
         nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),

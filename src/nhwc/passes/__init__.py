@@ -11,6 +11,7 @@ from torch import fx
 from ..graph import graphs
 from ..graph.report import PassReport, Site
 from .drop_masks import drop_masks
+from .drop_states import drop_states
 from .eliminate_dropout import eliminate_dropout
 from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
@@ -100,6 +101,7 @@ PASSES: tuple[Pass, ...] = (
     merge_branches,
     move_mixing,
     fold_mixing,
+    drop_states,
     split_attention,
     number_masks,
     drop_masks,

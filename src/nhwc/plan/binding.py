@@ -172,7 +172,7 @@ class _Binder:
         """Calls of torch's whose strides the caller gets to see, as no layout says them.
 
         A part of a returned list, or a diagonal, has the strides that its input gives it. So these
-        calls read every image in the layout that the graph gives it.
+        calls read every value as the graph lays it.
         """
         layers = {layer.node: layer for layer in self.scene.layers}
         found: set[fx.Node] = set()
@@ -315,8 +315,11 @@ class _Binder:
             return self._raw(node)
         if {node, layer.node} <= self.record.beside:
             return self.slots[node, None]
-        if layer.node in self.shown and (seen := self.record.image(node)) is not None:
-            return self._read(node, seen.layout)
+        if layer.node in self.shown:
+            if (seen := self.record.image(node)) is not None:
+                return self._read(node, seen.layout)
+            if node in self.choice and node not in self.shown:
+                return self._as_laid(node, self.slots[node, None])
         return self._read(node, layout)
 
     def _raw(self, node: fx.Node) -> int:
@@ -350,13 +353,17 @@ class _Binder:
             return Slot(self.slots[node, None])
         seen = self.record.image(node)
         slot = self._read(node, seen.layout if seen else None)
+        return Slot(self._as_laid(node, slot))
+
+    def _as_laid(self, node: fx.Node, slot: int) -> int:
+        """The slot of a value with the strides that the graph gives it, if no layout says them."""
         strides = self.record.strides.get(node)
         if strides is None:
-            return Slot(slot)
+            return slot
         if (node, strides) not in self.slots:
             name = f"{node.name} as the graph lays it"
             self._step(name, partial(_in_strides, strides), (slot,), (node, strides))
-        return Slot(self.slots[node, strides])
+        return self.slots[node, strides]
 
     def _step(self, name: str, run: Run, inputs: tuple[int, ...], key: _Key) -> None:
         output = self.slots.setdefault(key, len(self.slots))

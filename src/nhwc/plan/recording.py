@@ -68,7 +68,7 @@ class Record:
         In a plan torch makes them, of the one value that is returned.
         """
         self.strides: dict[fx.Node, tuple[int, ...]] = {}
-        """Those of returned tensors that are dense, where no layout that plans know says them."""
+        """Those of tensors that are dense, where no layout that plans know says them."""
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
         self.foreign: fx.Node | None = None
@@ -192,7 +192,7 @@ class _Recorder(fx.Interpreter):
             self.result.foreign = n
         if isinstance(value, Tensor) and has_strides(value):
             self._note_strange(n, value)
-            if is_returned(n) and _is_unsaid(value):
+            if _is_unsaid(value):
                 self.result.strides[n] = value.stride()
         # What holds others is no view of them.
         if is_returned(n) and not is_made(n):

@@ -412,3 +412,14 @@ class WeightedSamples(Leaf):
             for x, grid in zip(images, grids, strict=True)
         ]
         return (torch.cat(found, -1) * weights).sum(-1)
+
+
+class Recurrent(Leaf):
+    """The sequence of states that an LSTM or a GRU makes; nobody reads those that it ends in."""
+
+    def __init__(self, recurrent: nn.RNNBase) -> None:
+        super().__init__()
+        self.recurrent = recurrent
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recurrent(x)[0]  # type: ignore[no-any-return]

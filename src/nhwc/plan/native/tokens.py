@@ -15,6 +15,7 @@ from ...graph.modules.mended import (
     Attention,
     Cat,
     GridSample,
+    Recurrent,
     SpelledAttention,
     SpelledNorm,
     WeightedSamples,
@@ -48,6 +49,7 @@ from .moves import moving
 from .norms import norm_step, root_step, softmax_like, spelled_step, unit_along, unit_eps
 from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
+from .recurrent import recurrent
 from .reducing import KINDS, reduced
 from .rows import concatenated, pointwise, repeated, rowwise, scaled
 from .sampling import sampled, weighted_samples
@@ -90,6 +92,8 @@ class _TokensCall(OperatorCall):
             return self._softmax_of(module.dim, type(module) is nn.LogSoftmax)
         if isinstance(module, Softmax):
             return self._softmax_of(module.dim, module.logarithm)
+        if type(module) is Recurrent:
+            return recurrent(self)
         if type(module) is GridSample:
             return sampled(self)
         if type(module) is WeightedSamples:
