@@ -1,4 +1,5 @@
-"""Models of packages that nhwc does not depend on, each raced where its package is installed.
+"""Models of packages that nhwc does not depend on, each raced where its package is installed; and
+CRNN, which reads text and has many packages of its own.
 
     python -m benchmarks.guests -o benchmarks/results/guests.json
 
@@ -32,6 +33,7 @@ GUESTS = {
     "qwen_tower": ("transformers", "1x3x224x224"),
     "siglip2_tower": ("transformers", "1x3x256x256"),
     "vae_decoder": ("diffusers", "1x4x32x32"),
+    "crnn": ("torch", "1x1x32x200"),
 }
 """By the name of the function that builds it: its package, and its input."""
 
@@ -160,6 +162,42 @@ def vae_decoder() -> nn.Module:
     )
     decoder: nn.Module = whole.decoder.eval()
     return decoder
+
+
+class TextReader(nn.Module):
+    """CRNN: columns of what convolutions see in a line of text are steps of two LSTMs."""
+
+    def __init__(self, letters: int = 37) -> None:
+        super().__init__()
+        sides = ((1, 64, 3), (64, 128, 3), (128, 256, 3), (256, 256, 3))
+        deep = ((256, 512, 3), (512, 512, 3), (512, 512, 2))
+        flat = lambda: nn.MaxPool2d((2, 2), (2, 1), (0, 1))
+        first, second, third, fourth = (self._seen(*one, norm=False) for one in sides)
+        fifth, sixth, last = (self._seen(*one, norm=True) for one in deep)
+        self.seen = nn.Sequential(
+            *(first, nn.MaxPool2d(2), second, nn.MaxPool2d(2), third, fourth, flat()),
+            *(fifth, sixth, flat(), last),
+        )
+        self.forth_and_back = nn.LSTM(512, 256, bidirectional=True)
+        self.between = nn.Linear(512, 256)
+        self.again = nn.LSTM(256, 256, bidirectional=True)
+        self.letters = nn.Linear(512, letters)
+
+    @staticmethod
+    def _seen(width: int, filters: int, size: int, *, norm: bool) -> nn.Sequential:
+        conv = nn.Conv2d(width, filters, size, padding=size // 2 if size == 3 else 0)
+        return nn.Sequential(conv, *[nn.BatchNorm2d(filters)] * norm, nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.seen(x).squeeze(2).permute(2, 0, 1)
+        y, _ = self.forth_and_back(y)
+        y, _ = self.again(self.between(y))
+        found: Tensor = self.letters(y)
+        return found
+
+
+def crnn() -> nn.Module:
+    return TextReader().eval()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

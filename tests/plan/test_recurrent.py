@@ -66,8 +66,8 @@ class Reader(nn.Module):
 
     def forward(self, x):
         y = self.conv(x).relu().mean(2).transpose(1, 2)
-        y, _ = self.rows(y)
-        return self.last(y), y[:, -1]
+        y, ends = self.rows(y)
+        return self.last(y), y[:, -1], torch.cat((ends[-2], ends[-1]), 1)
 
 
 @torch.no_grad()

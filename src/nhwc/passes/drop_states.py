@@ -1,14 +1,15 @@
-"""Let an LSTM or a GRU return its sequence alone, where nobody reads the states that it ends in.
+"""Let an LSTM or a GRU return its sequence alone: a kernel of ours computes that.
 
-y, (h, c) = lstm(x)        ->    y = Recurrent(x)
+y, (h, c) = lstm(x)        ->    y = Recurrent(x),  h = torch.stack([y[-1]])
 
-A kernel of ours computes that. States to begin with that the code makes of zeros go, too: without
-any, torch takes zeros.
+The states that the last layer ends in stand in the sequence. States to begin with that the code
+makes of zeros go, too: without any, torch takes zeros.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ _MOVES = ("to", "cuda", "cpu", "type_as")
 
 
 def drop_states(gm: fx.GraphModule) -> PassReport:
-    """Replace each LSTM and GRU that begins with zeros and whose last states are unused."""
+    """Replace each LSTM and GRU that begins with zeros, unless other states than those of its last
+    layer are read."""
     sites = []
     for node in list(gm.graph.nodes):
         module: Any = module_of(node)
@@ -35,32 +37,78 @@ def drop_states(gm: fx.GraphModule) -> PassReport:
         given = bound(node, ("input", "hx"))
         states = given.get("hx")
         reason = unlike_class(module) or ""
-        if not reason and not all(map(_is_sequence, node.users)):
-            reason = "the states that it ends in are asked for"
+        ends = _ends(node, module)
+        if not reason and ends is None:
+            reason = "states that it ends in are read, and not those of its last layer alone"
         if not reason and not _begins_with_zeros(states):
             reason = "it begins with states that it is given"
         sites.append(Site(name_of(node), type(module).__name__, not reason, reason))
         if not reason:
-            _replace(node, given["input"], module)
+            _replace(node, given["input"], module, ends or ())
             for state in states if isinstance(states, list | tuple) else (states,):
                 erase_unused(state)
     return reported(gm, "drop_states", sites)
 
 
-def _replace(node: fx.Node, x: fx.Node, module: nn.RNNBase) -> None:
+def _ends(node: fx.Node, module: nn.RNNBase) -> Sequence[fx.Node] | None:
+    """What reads the states of all layers, of which only those of the last one count.
+
+    None if others count, or the states between the gates of an LSTM.
+    """
+    found: list[fx.Node] = []
+    for user in node.users:
+        if _is_item(user, 0):
+            continue
+        if not _is_item(user, 1):
+            return None
+        hidden = [user]
+        if isinstance(module, nn.LSTM):
+            if any(not _is_item(one, 0) and one.users for one in user.users):
+                return None
+            hidden = [one for one in user.users if _is_item(one, 0)]
+        found += hidden
+    several = module.num_layers > 1
+    if several and not all(_is_of_last(one, module) for end in found for one in end.users):
+        return None
+    return found
+
+
+def _is_of_last(node: fx.Node, module: nn.RNNBase) -> bool:
+    """Whether `node` takes a state of the last layer, counted from the end."""
+    index = node.args[1] if node.target is operator.getitem else None
+    return type(index) is int and -1 - module.bidirectional <= index < 0
+
+
+def _replace(node: fx.Node, x: fx.Node, module: nn.RNNBase, ends: Sequence[fx.Node]) -> None:
     node.args, node.kwargs = (x,), {}
     replace_module(node, Recurrent(module).train(module.training))
+    read = [end for end in ends if end.users]
+    if read:
+        with node.graph.inserting_after(node):
+            last = node.graph.call_function(torch.stack, ([],))
+        with node.graph.inserting_before(last):
+            last.args = (_last_states(node, module),)
+        for end in read:
+            end.replace_all_uses_with(last)
     for user in list(node.users):
         if _is_item(user, 0):
             node.meta = dict(user.meta)
             erase(user, node)
-        else:
+        elif _is_item(user, 1):
+            for one in list(user.users):
+                node.graph.erase_node(one)
             node.graph.erase_node(user)
 
 
-def _is_sequence(node: fx.Node) -> bool:
-    """Whether `node` takes the sequence, or takes the states for nobody."""
-    return _is_item(node, 0) or (_is_item(node, 1) and not node.users)
+def _last_states(sequence: fx.Node, module: nn.RNNBase) -> list[fx.Node]:
+    """Of each direction the state of the last layer at the last step that it did."""
+    steps = -2 if module.batch_first else 0
+    at = lambda step: sequence.graph.call_method("select", (sequence, steps, step))
+    if not module.bidirectional:
+        return [at(-1)]
+    width = module.proj_size or module.hidden_size
+    part = lambda state, begin: sequence.graph.call_method("narrow", (state, -1, begin, width))
+    return [part(at(-1), 0), part(at(0), width)]
 
 
 def _is_item(node: fx.Node, number: int) -> bool:
