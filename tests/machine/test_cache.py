@@ -300,7 +300,7 @@ def test_entries_of_other_kinds_are_no_entries(tmp_path, value):
         "reason": "",
         "in_float64": True,
     }
-    known = {"kernels": "k", "checks": [check]}
+    known = {"kernels": "k", "checks": [check], "constant": False}
     for key, entry in (
         ("whole", value),
         ("checks", known | {"checks": value}),

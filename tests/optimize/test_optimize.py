@@ -794,6 +794,34 @@ def test_a_remembered_verdict_hides_no_wrong_program(image, monkeypatch):
         force(model, image)
 
 
+class Tokens(nn.Module):
+    """Whole numbers are not drawn anew: three runs are of the same ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, numbers):
+        return self.table(numbers)
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_model_of_one_answer_shows_little(zeros):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4)).eval()
+    if zeros:
+        nn.init.zeros_(net[3].weight)
+    x = torch.randn(1, 3, 5, 5)
+    for again in (False, True):
+        report = optimize(net, x).report
+        assert report.verification.remembered == again
+        assert report.verification.constant == zeros
+        assert ("the model answers the same to every input" in str(report)) == zeros
+
+
+def test_a_model_of_whole_numbers_is_not_said_to_have_one_answer():
+    assert not optimize(Tokens().eval(), torch.tensor([[1, 2, 3]])).report.verification.constant
+
+
 def test_a_verdict_is_recalled_if_it_passed_and_for_the_same_kernels(tmp_path):
     ledger, check = Ledger(tmp_path / "plans.json"), Check(0, "output", 0.1, 0.0, 0.5)
     remember(ledger, "model", "kernels", Verification((check,)))

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from ..verify.inputs import TRIALS, holds_numbers, random_inputs, reordered_inpu
 from ..verify.picking import decides
 from .parts import verify_or_parts
 
-_QUESTIONS = 4
+_QUESTIONS = 5
 """Raised whenever more is asked of a result: what was remembered before says nothing of that."""
 
 _OUTLIER = 16.0
@@ -145,7 +146,7 @@ class Judge:
                 return known
             self._run(wide=True)
             self.check(graph)
-        found = self._verified(result, more, whole)
+        found = replace(self._verified(result, more, whole), constant=self._truth.constant)
         if found.passed:
             remember(self.ledger, self.digest, kernels, found)
         return found
@@ -284,7 +285,7 @@ def recall(ledger: Ledger, digest: str, kernels: str) -> Verification | None:
         checks = tuple(map(_check_of, known["checks"]))
         if not checks:
             return None
-        found = Verification(checks, remembered=True)
+        found = Verification(checks, remembered=True, constant=known["constant"] is True)
     except (TypeError, KeyError, ValueError):
         return None
     # Only what passed is kept.
@@ -304,8 +305,8 @@ def _check_of(data: dict[str, Any]) -> Check:
 
 def remember(ledger: Ledger, digest: str, kernels: str, verdict: Verification) -> None:
     """Keep the verdict for whoever asks with the same digest and kernels."""
-    checks = verdict.to_dict()["checks"]
-    ledger.put(f"verified {digest}", {"kernels": kernels, "checks": checks})
+    kept = {name: verdict.to_dict()[name] for name in ("checks", "constant")}
+    ledger.put(f"verified {digest}", {"kernels": kernels} | kept)
 
 
 def _add(found: Any, name: str, value: Any) -> None:

@@ -190,6 +190,14 @@ def _verification(report: OptimizeReport) -> list[str]:
             "  ",
         )
     ]
+    if report.verification.constant:
+        lines.append(
+            wrap(
+                "the model answers the same to every input, as one does whose last weights are "
+                "zeros, so this shows little: load its weights first",
+                "  ",
+            )
+        )
     if report.verification.decided:
         lines.append(
             wrap(

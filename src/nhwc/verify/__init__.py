@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -37,10 +37,12 @@ class Verification:
     """Every output on every input.
 
     `remembered` if an earlier run, of the same weights on inputs like these, gave this verdict.
+    `constant` if the original answers the same to inputs that differ, so that it shows little.
     """
 
     checks: tuple[Check, ...]
     remembered: bool = False
+    constant: bool = False
 
     @property
     def passed(self) -> bool:
@@ -95,6 +97,7 @@ class Verification:
             "passed": self.passed,
             "in_float64": self.in_float64,
             "remembered": self.remembered,
+            "constant": self.constant,
             "checks": [dataclasses.asdict(check) for check in self.checks],
         }
 
@@ -110,6 +113,22 @@ class Answers:
     answers: tuple[dict[str, Any], ...]
     exact: tuple[dict[str, Any], ...] | None
     drawn: bool
+
+    @property
+    def constant(self) -> bool:
+        """Whether the numbers that are answered are the same to inputs of which none are."""
+        first, *others = map(_numbers, self.answers)
+        given, *more = (_numbers(dict(flatten(one))) for one in self.inputs)
+        alike = bool(first) and all(_equal(first, one) for one in others)
+        return alike and bool(more) and not any(_equal(given, one) for one in more)
+
+
+def _numbers(found: Mapping[str, Any]) -> list[Tensor]:
+    return [one for one in found.values() if isinstance(one, Tensor) and one.is_floating_point()]
+
+
+def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
 
 
 @one_thread_if_crowded()

@@ -189,7 +189,7 @@ function drawVerification() {
   const against = data.verification.in_float64 ? "a float64 run of the original" : "the original; it does not run in float64";
   const rows = checks.map((check) => make("tr", {}, make("td", {}, String(check.input)), make("td", { class: "mono" }, check.output),
     ...[check.error, check.eager_error, check.allowed].map((x) => make("td", { class: "number" }, science(x)))));
-  $("#verified").append(make("p", { class: "soft" }, `Held against ${against}. ${data.verification.remembered ? "That was an earlier run with these weights, inputs and kernels; this time it was the original in float32. " : ""}Errors are relative to the largest value of the output.`),
+  $("#verified").append(make("p", { class: "soft" }, `Held against ${against}. ${data.verification.remembered ? "That was an earlier run with these weights, inputs and kernels; this time it was the original in float32. " : ""}${data.verification.constant ? "The model answers the same to every input, as one does whose last weights are zeros, so this shows little: load its weights first. " : ""}Errors are relative to the largest value of the output.`),
     make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...["input", "output", "error", "the original's own", "allowed"].map((t, i) => make("th", { class: i > 1 && "number" }, t)))), make("tbody", {}, ...rows))));
   $("#made").textContent = `Set up in ${data.setup_s.toFixed(1)} s${data.exact ? ", exact kernels only" : ""}. ${data.doubt}`;
 }
