@@ -35,6 +35,7 @@ from ..language.isa import Isa
 from ..language.loops import emit_vectors
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter
+from ..tape.pages import room, shared
 from ..tape.steps import Argument, Scratch, Step, View, step
 from .curves import sigmoid, tanh
 
@@ -84,7 +85,10 @@ class RecurrentCell:
         """The weights of the states of all directions, as the kernel reads them."""
         wide = self.gates * isas.host().width
         ordered = [self.by_unit(one).unflatten(0, (-1, wide)) for one in directions]
-        return torch.stack(ordered).transpose(2, 3).contiguous()
+        states_first = torch.stack(ordered).transpose(2, 3)
+        packed = room(states_first.numel())
+        packed.view(states_first.shape).copy_(states_first)
+        return shared(packed).view(states_first.shape)
 
 
 def recurrent_steps(
