@@ -21,7 +21,7 @@ from ..errors import InputError, VerificationError
 from ..machine.crowd import one_thread_if_crowded
 from ..models.places import by_call
 from ..models.preserve import drawn_so_far, preserved, seed_generators, undrawn
-from ..models.trees import each_changed, every_tensor_of, flatten
+from ..models.trees import each_changed, every_tensor_of, flatten, has_strides
 from .comparing import Check, compare, shapes
 from .widened import run_in_float64, wide_type
 
@@ -124,7 +124,8 @@ class Answers:
 
 
 def _numbers(found: Mapping[str, Any]) -> list[Tensor]:
-    return [one for one in found.values() if isinstance(one, Tensor) and one.is_floating_point()]
+    tensors = [one for one in found.values() if isinstance(one, Tensor) and has_strides(one)]
+    return [one for one in tensors if one.is_floating_point()]
 
 
 def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
