@@ -347,6 +347,17 @@ def test_an_instance_norm_in_training_mode_with_statistics_is_left():
     assert "training mode" in report.skipped[0].reason
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+def test_an_instance_norm_with_statistics_alone_takes_other_types_as_torch_does(kind):
+    norm = nn.InstanceNorm2d(8, affine=False, track_running_stats=True)
+    nn.init.uniform_(norm.running_mean)
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    model = nn.Sequential(norm).eval()
+    changed, _ = rewrite(model, mend_instance_norm)
+    for x in (images().to(kind), images()[0].to(kind)):
+        torch.testing.assert_close(outputs(changed, (x,)), outputs(model, (x,)))
+
+
 @pytest.mark.parametrize("shape", [(2, 8, 24, 25), (2, 8, 5, 6, 20)], ids=["image", "volume"])
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8, affine=True)])
 def test_norms_keep_their_digits_where_the_mean_is_large(norm, shape):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import handle_torch_function, has_torch_function
@@ -217,7 +218,8 @@ class BatchNorm(_BatchNorm):
 class StatisticsNorm(Leaf, BatchNorm):
     """An instance norm by running statistics: a batch norm that takes one image alone as well.
 
-    What has as many dimensions as `single` is given a batch of its own.
+    What has as many dimensions as `single` is given a batch of its own. Statistics without weights
+    are of the input's type.
     """
 
     def __init__(
@@ -235,8 +237,16 @@ class StatisticsNorm(Leaf, BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() == self.single:
-            return super().forward(input.unsqueeze(0)).squeeze(0)
-        return super().forward(input)
+            return self._normed(input.unsqueeze(0)).squeeze(0)
+        return self._normed(input)
+
+    def _normed(self, images: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        assert mean is not None
+        assert var is not None
+        if self.weight is None:
+            mean, var = mean.to(images.dtype), var.to(images.dtype)
+        return F.batch_norm(images, mean, var, self.weight, self.bias, eps=self.eps)
 
 
 class PlainInstanceNorm(_InstanceNorm):
