@@ -68,23 +68,22 @@ def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized 
     """
     plans: list[Served] = []
     told: list[Told] = []
-    rest, counted = [], []
+    rest: list[tuple[tuple[Any, ...], bool]] = []  # With whether they have a plan for numbers.
     for inputs, one in zip(task.examples, sized, strict=True):
         found, said = _plan_sized(task, one, inputs) if one else (None, [])
         plans += [found] if found else []
         told += said
         if found is None or found.recipe.counts:
-            rest.append(inputs)
-            counted.append(found is not None)
-    around, said = _with_parts(task, graph, rest)
-    told += [one for one in said if one.kernels or not all(counted)]
+            rest.append((inputs, found is not None))
+    around, said = _with_parts(task, graph, [inputs for inputs, _ in rest])
+    told += [one for one in said if one.kernels or not all(counted for _, counted in rest)]
     if not (is_one_call(graph) and inner_graphs(graph)):
-        for inputs, is_counted in zip(rest, counted, strict=True):
-            if is_counted and signature(inputs) in {one.recipe.signature for one in plans}:
+        for inputs, counted in rest:
+            if counted and signature(inputs) in {one.recipe.signature for one in plans}:
                 continue  # One with other numbers has this plan already.
             found, one_said = _plan(task, around, inputs)
             plans += [found] if found else []
-            told += [one_said] if found or not is_counted else []
+            told += [one_said] if found or not counted else []
     return Planned(Optimized(around, plans, pool=task.pool), tuple(told))
 
 
