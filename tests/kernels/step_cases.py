@@ -691,23 +691,23 @@ def recurrent_layer(choose):
     hidden, both = choose.choice((1, 3, 8, 16, 19, 33, 48)), choose.random() < 0.5
     n, length, batch_first = choose.randint(1, 9), choose.randint(1, 6), choose.random() < 0.5
     # Its sums of products are one product: what is added to the gates is the input itself.
-    columns, units = cell.gates * hidden, isas.host().padded(hidden)
+    columns = cell.gates * hidden
     module = kind(columns, hidden, bidirectional=both, batch_first=batch_first, dtype=torch.double)
     ends = ("_l0", "_l0_reverse")[: 1 + both]
     given = torch.randn((n, length, columns) if batch_first else (length, n, columns))
-    bias = torch.zeros(len(ends), units)
+    bias = torch.zeros(len(ends), hidden)
     for row, end in zip(bias, ends, strict=True):
         getattr(module, f"weight_ih{end}").data.copy_(torch.eye(columns))
         getattr(module, f"bias_ih{end}").data.zero_()
         getattr(module, f"bias_hh{end}").data[: 2 * hidden if kind is nn.GRU else None] = 0.0
         if kind is nn.GRU:
-            row[:hidden] = getattr(module, f"bias_hh{end}").data[2 * hidden :]
+            row[:] = getattr(module, f"bias_hh{end}").data[2 * hidden :]
     weights = cell.pack([getattr(module, f"weight_hh{end}") for end in ends])
     gates = cell.by_unit(given.reshape(-1, columns).t()).t()
     order = recurrent.Sequences(n, length, *((length, 1) if batch_first else (1, n)))
 
     def make(x, y):
-        more = {"bias": bias.flatten()} if kind is nn.GRU else {}
+        more = {"bias": bias} if kind is nn.GRU else {}
         return recurrent.recurrent_steps(x, y, cell, order, weights.float(), **more)
 
     with torch.no_grad():

@@ -162,6 +162,11 @@ def sampling_of(node: fx.Node) -> Sampling | str:
     return Sampling(given["input"], given["grid"], padding, bool(given.get("align_corners")))
 
 
+def is_item(node: fx.Node, number: int) -> bool:
+    """Whether `node` takes this item of what a call returns."""
+    return node.target is operator.getitem and bool(node.args[1] == number)
+
+
 def only_user(node: fx.Node) -> fx.Node | None:
     """Return the node that uses `node` if there is exactly one."""
     return next(iter(node.users)) if len(node.users) == 1 else None

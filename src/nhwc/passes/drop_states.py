@@ -20,6 +20,7 @@ from ..graph.modules.leaves import computes_as, unlike_class
 from ..graph.modules.mended import Recurrent
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
+from ._matching import is_item
 from ._reporting import reported
 
 _ZEROS = (torch.zeros, torch.zeros_like, "new_zeros")
@@ -57,15 +58,15 @@ def _ends(node: fx.Node, module: nn.RNNBase) -> Sequence[fx.Node] | None:
     """
     found: list[fx.Node] = []
     for user in node.users:
-        if _is_item(user, 0):
+        if is_item(user, 0):
             continue
-        if not _is_item(user, 1):
+        if not is_item(user, 1):
             return None
         hidden = [user]
         if isinstance(module, nn.LSTM):
-            if any(not _is_item(one, 0) and one.users for one in user.users):
+            if any(not is_item(one, 0) and one.users for one in user.users):
                 return None
-            hidden = [one for one in user.users if _is_item(one, 0)]
+            hidden = [one for one in user.users if is_item(one, 0)]
         found += hidden
     several = module.num_layers > 1
     if several and not all(_is_of_last(one, module) for end in found for one in end.users):
@@ -91,10 +92,10 @@ def _replace(node: fx.Node, x: fx.Node, module: nn.RNNBase, ends: Sequence[fx.No
         for end in read:
             end.replace_all_uses_with(last)
     for user in list(node.users):
-        if _is_item(user, 0):
+        if is_item(user, 0):
             node.meta = dict(user.meta)
             erase(user, node)
-        elif _is_item(user, 1):
+        elif is_item(user, 1):
             for one in list(user.users):
                 node.graph.erase_node(one)
             node.graph.erase_node(user)
@@ -109,10 +110,6 @@ def _last_states(sequence: fx.Node, module: nn.RNNBase) -> list[fx.Node]:
     width = module.proj_size or module.hidden_size
     part = lambda state, begin: sequence.graph.call_method("narrow", (state, -1, begin, width))
     return [part(at(-1), 0), part(at(0), width)]
-
-
-def _is_item(node: fx.Node, number: int) -> bool:
-    return node.target is operator.getitem and bool(node.args[1] == number)
 
 
 def _begins_with_zeros(states: Any) -> bool:

@@ -26,6 +26,7 @@ from ..graph.nodes.seen import seen_at
 from ..graph.report import Opaque, PassReport, Site
 from ._attention_masks import MASKS, UNMASKED, Masks, bias_of, has_masks, masks_of
 from ._folding_sites import name_of, written_between
+from ._matching import is_item
 from ._reporting import reported
 from .lift_functional import layer
 
@@ -142,13 +143,9 @@ def _unfit_call(gm: fx.GraphModule, node: fx.Node, given: Mapping[str, Any]) -> 
         return "it has a mask"
     if "src" in given:
         return ""
-    if not all(_is_item(user, 0) or (_is_item(user, 1) and not user.users) for user in node.users):
+    if not all(is_item(user, 0) or (is_item(user, 1) and not user.users) for user in node.users):
         return "its weights are asked for"
     return "" if masks_of(gm, given, module_of(node)) else _UNKNOWN
-
-
-def _is_item(node: fx.Node, number: int) -> bool:
-    return node.target is operator.getitem and bool(node.args[1] == number)
 
 
 def _weights(gm: fx.GraphModule, attention: Any, given: Mapping[str, Any]) -> _Weights:
@@ -296,7 +293,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def _replace_item(node: fx.Node, result: fx.Node) -> None:
     """Put `result` in the place of the first item of what the call `node` returns."""
     for user in list(node.users):
-        if _is_item(user, 0):
+        if is_item(user, 0):
             # What was noted of its sizes, the next attention asks for.
             result.meta = dict(user.meta)
             erase(user, result)

@@ -35,6 +35,7 @@ from ..language.isa import Isa
 from ..language.loops import emit_vectors
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter
+from ..product.weights import pack_bias
 from ..tape.pages import room, shared
 from ..tape.steps import Argument, Scratch, Step, View, step
 from .curves import sigmoid, tanh
@@ -68,13 +69,9 @@ class RecurrentCell:
     kernel: Kernel
     gates: int
 
-    def columns(self, hidden: int) -> int:
-        """How many numbers a step adds to the gates of one direction, with those beside units."""
-        return self.gates * isas.host().padded(hidden)
-
     def by_unit(self, matrix: Tensor) -> Tensor:
-        """Rows, of one gate after another, in the order of `columns`: vectors of units, their
-        gates side by side."""
+        """Rows, of one gate after another, as vectors of units, filled up, their gates side by
+        side."""
         isa, (hidden, wide) = isas.host(), (len(matrix) // self.gates, matrix[0].numel())
         apart = matrix.detach().float().reshape(self.gates, hidden, wide)
         filled = F.pad(apart, (0, 0, 0, isa.padded(hidden) - hidden))
@@ -109,9 +106,9 @@ def recurrent_steps(
     units = groups * isa.width
     rows = order.sequences * order.steps
     if x.pixels != rows or y.pixels != rows or wide != cell.gates * isa.width:
-        raise InputError(f"sequences of {order} do not fit {x.shape} and {y.shape}. Report this.")
+        raise InputError(f"sequences of {order} do not fit {x.shape} and {y.shape}. Report this model.")
     if x.shape[1] != directions * groups * wide or y.shape[1] != directions * hidden:
-        raise InputError(f"{weights.shape} do not fit {x.shape} and {y.shape}. Report this.")
+        raise InputError(f"{weights.shape} do not fit {x.shape} and {y.shape}. Report this model.")
     given: dict[str, Argument] = {
         "x": x,
         "x_row": x.pixel,
@@ -128,7 +125,7 @@ def recurrent_steps(
     if cell is LSTM:
         given["cells"] = Scratch(4 * order.sequences * directions * units)
     else:
-        given["bias"] = torch.zeros(directions * units) if bias is None else bias
+        given["bias"] = pack_bias(bias, hidden, directions, isa)
     parts, threads = directions * _blocks(order.sequences, cell, isa), torch.get_num_threads()
     large = order.sequences * wide * groups * hidden >= _WORTH_SHARING
     if parts >= threads or order.steps > _MOST_STEPS or not large:
@@ -142,7 +139,7 @@ def recurrent_steps(
 
 def _most(gates: int, isa: Isa) -> int:
     """How many sequences are computed together: their sums stay in registers."""
-    return max(1, (isa.registers - gates - 1) // gates)
+    return (isa.registers - gates - 1) // gates
 
 
 def _blocks(sequences: int, cell: RecurrentCell, isa: Isa) -> int:

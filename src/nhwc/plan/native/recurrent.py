@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ...graph.modules.leaves import runs_hooks
 from ...kernels.convolutions.conv import ConvKernel
 from ...kernels.convolutions.spec import ConvSpec
-from ...kernels.language import isa as isas
 from ...kernels.layers.recurrent import GRU, LSTM, RecurrentCell, Sequences, recurrent_steps
 from ...kernels.programs.builder import Buffer, Builder
 from ...kernels.programs.moved import Moved, as_rows, settled_rows
@@ -72,14 +71,10 @@ def _layer_of(module: nn.RNNBase, number: int) -> _Layer:
         return _Layer(cell, weight, bias, states, None)
     # What a GRU takes of the old state for the new one is reset behind its bias.
     hidden = module.hidden_size
-    late = [_with_more(other[2 * hidden :]) for _, other in biases]
+    late = torch.cat([other[2 * hidden :] for _, other in biases])
     soon = [one + F.pad(other[: 2 * hidden], (0, hidden)) for one, other in biases]
     bias = torch.cat([cell.by_unit(one) for one in soon])
-    return _Layer(cell, weight, bias, states, torch.cat(late))
-
-
-def _with_more(units: Tensor) -> Tensor:
-    return F.pad(units, (0, isas.host().padded(len(units)) - len(units)))
+    return _Layer(cell, weight, bias, states, late)
 
 
 def _states(builder: Builder, x: Buffer, layer: _Layer, order: Sequences) -> Buffer:
