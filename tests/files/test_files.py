@@ -245,6 +245,13 @@ def test_a_graph_for_known_sizes_says_what_it_was_saved_for():
         assert_sizes(torch.ones(2, 4), [2, 3], torch.float32)
 
 
+def test_a_trace_of_torch_keeps_the_check_of_sizes():
+    traced = torch.jit.trace(lambda x: assert_sizes(x, [2, 3], torch.float32) * 2, torch.ones(2, 3))
+    assert torch.equal(traced(torch.ones(2, 3)), torch.full((2, 3), 2.0))
+    with pytest.raises((RuntimeError, torch.jit.Error), match="an input of other sizes"):
+        traced(torch.ones(2, 4))
+
+
 def test_tied_weights_stay_tied_and_buffers_keep_their_kind(tmp_path):
     class Tied(nn.Module):
         def __init__(self):

@@ -323,10 +323,18 @@ def test_a_file_has_the_numbers_and_refuses_others(kind, tmp_path):
     for one in (loaded, again):
         close(one(X, GRID), tower(X, GRID))
     exported = torch.export.export(loaded, (X, GRID)).module()
-    for one in (scripted, exported):
+    traced = torch.jit.trace(loaded, (X, GRID))
+    for one in (scripted, traced, exported):
         close(one(X, GRID), tower(X, GRID))
         with pytest.raises((RuntimeError, torch.jit.Error), match="an input with other numbers"):
             one(X, OTHER)
+
+
+def test_a_compiled_check_of_one_number_refuses_many_that_are_alike():
+    check = torch.compile(lambda n: assert_numbers(n, [2]) + 1, backend="eager", dynamic=True)
+    close(check(torch.tensor([2])), torch.tensor([3]))
+    with pytest.raises(nhwc.InputError, match=r"numbers \[2\], not one with 2 numbers"):
+        check(torch.tensor([2, 2]))
 
 
 def test_a_file_of_a_model_whose_plan_has_ended_is_for_the_numbers_of_its_example(tower, tmp_path):

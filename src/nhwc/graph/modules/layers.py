@@ -4,7 +4,7 @@ Every layer keeps each argument of its constructor under that argument's name, s
 built again from its attributes.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ def assert_sizes(value: Tensor | None, sizes: list[int], dtype: torch.dtype) -> 
         assert list(value.shape) == sizes, "this model was saved for an input of other sizes"
         assert value.dtype == dtype, "this model was saved for an input of another type"
         return value
+    if torch._C._is_tracing():
+        return _kept(assert_sizes)(value, sizes, dtype)
     return _of_sizes(value, sizes, dtype)
 
 
@@ -98,6 +100,11 @@ def _of_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> Tensor:
         f"this model was saved for an input of {sizes} and {dtype}, not {given}: "
         "its code computes with sizes. Optimize and save it for yours."
     )
+
+
+def _kept(check: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A check as a trace of torch.jit keeps it, which forgets what Python does."""
+    return torch.jit.script(check)  # type: ignore[no-any-return]
 
 
 def assert_value(value: Any, expected: Any) -> None:
@@ -125,23 +132,28 @@ def _named(value: object) -> str:
     return repr(as_plain(value))
 
 
-def assert_numbers(value: Tensor, numbers: list[int]) -> None:
-    """Stop where an input has other numbers than the graph was made for; in a trace a call."""
+def assert_numbers(value: Tensor, numbers: list[int]) -> Tensor:
+    """Return an input if it has the numbers that the graph was made for, or stop; in a trace a
+    call."""
     if has_torch_function((value,)):
-        handle_torch_function(assert_numbers, (value,), value, numbers)
-    elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+        return handle_torch_function(assert_numbers, (value,), value, numbers)  # type: ignore[no-any-return]
+    if torch.jit.is_scripting():  # type: ignore[attr-defined]
         same = torch.equal(value.flatten(), torch.tensor(numbers, dtype=value.dtype))
         assert same, "this model was saved for an input with other numbers"
-    elif torch.compiler.is_compiling():
+    elif torch.compiler.is_compiling() and value.numel() == len(numbers):
         alike = value.flatten() == torch.tensor(numbers, dtype=value.dtype)
         torch._assert_async(alike.all(), "this model was saved for an input with other numbers")
+    elif torch._C._is_tracing():
+        return _kept(assert_numbers)(value, numbers)
     else:
         _check_numbers(value, numbers)
+    return value
 
 
 def _check_numbers(value: Tensor, expected: list[int]) -> None:
     # A file may name the numbers of an input that is as large as an image.
-    given = value.flatten().tolist() if value.numel() == len(expected) else of_kind(value)
+    count = value.numel()
+    given = value.flatten().tolist() if count == len(expected) else f"one with {count} numbers"
     if given != expected:
         raise InputError(
             f"this model was saved for an input with the numbers {expected}, not {given}: its code "

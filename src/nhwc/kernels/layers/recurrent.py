@@ -106,7 +106,9 @@ def recurrent_steps(
     units = groups * isa.width
     rows = order.sequences * order.steps
     if x.pixels != rows or y.pixels != rows or wide != cell.gates * isa.width:
-        raise InputError(f"sequences of {order} do not fit {x.shape} and {y.shape}. Report this model.")
+        raise InputError(
+            f"sequences of {order} do not fit {x.shape} and {y.shape}. Report this model."
+        )
     if x.shape[1] != directions * groups * wide or y.shape[1] != directions * hidden:
         raise InputError(f"{weights.shape} do not fit {x.shape} and {y.shape}. Report this model.")
     given: dict[str, Argument] = {
