@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import nhwc
 from nhwc.graph import capture
 from nhwc.graph.nodes.results import contents_of, is_returned, opened, returned
+from nhwc.graph.tracing.recorded import record_run
 from nhwc.machine.environment import Environment
 from nhwc.plan import make_plan
 from nhwc.plan.ledger import Ledger
@@ -302,3 +303,24 @@ def test_a_file_keeps_how_constants_lie(verb: Any, tmp_path: Any) -> None:
     given, expected = nhwc.load(tmp_path / "held.nhwc")(X), net(X)
     torch.testing.assert_close(given, expected, rtol=0, atol=0)
     assert [one.stride() for one in given[:3]] == [one.stride() for one in expected[:3]]
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+
+class Boxed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x):
+        return Box(self.body(x))
+
+
+def test_what_no_graph_can_return_is_named():
+    model = Boxed().eval()
+    assert capture(model).opaque[0].reason == "it returns a Box"
+    with pytest.raises(fx.proxy.TraceError, match="^it returns a Box$"):
+        record_run(capture(model).module, [X])

@@ -150,7 +150,7 @@ class Noted:
         if arguments is not None:
             return self.graph.call_function(type(value), *self.argument(arguments))
         if is_lost(value):
-            return self.refuse(f"it works with {of_kind(value)}")
+            return self._refuse_kind(value)
         if self._ends and isinstance(value, torch.Size):
             # Arguments of calls may be plain tuples.
             return self.graph.call_function(torch.Size, (tuple(value),))
@@ -165,7 +165,10 @@ class Noted:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, _PLAIN) and not is_derived(value):
             return value
-        return self.refuse(f"it works with {of_kind(value)}")
+        return self._refuse_kind(value)
+
+    def _refuse_kind(self, value: object) -> Any:
+        return self.refuse(f"it {'returns' if self._ends else 'works with'} {of_kind(value)}")
 
     def call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
         """A node that calls a module as a whole."""

@@ -406,21 +406,27 @@ class Tracer(fx.Tracer):
         if isinstance(a, fx.Proxy) and a.node._erased:
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
         if is_derived(a):
-            raise fx.proxy.TraceError(f"it hands on {of_kind(a)}")
+            raise self._refusal_of(a)
         arguments = made_by(a)
         if arguments is not None:
             held: Any = super().create_arg(arguments)
             return self.create_node("call_function", type(a), *held)
         if is_lost(a):
-            raise fx.proxy.TraceError(f"it returns, or hands on, {of_kind(a)}")
+            raise self._refusal_of(a)
         if self._ends and isinstance(a, torch.Size):
             # Arguments of calls may be plain tuples.
             return self.create_node("call_function", torch.Size, (tuple(a),), {})
         name = self._name_of(a) if isinstance(a, Tensor) else None
-        result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
+        try:
+            result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
+        except NotImplementedError:
+            raise self._refusal_of(a) from None
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
             self._written.take(result, a)
         return result
+
+    def _refusal_of(self, value: object) -> fx.proxy.TraceError:
+        return fx.proxy.TraceError(f"it {'returns' if self._ends else 'hands on'} {of_kind(value)}")
 
     def _name_of(self, tensor: Tensor) -> str | None:
         """The name of a weight, a buffer, or what is computed of buffers; None for a constant."""
