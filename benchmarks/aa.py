@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nhwc._bench import Case, Task
-from nhwc._bench.paired import measure
+from nhwc._bench.paired import WORKER, measure
 from nhwc.machine.environment import Environment, available_cores
 from nhwc.machine.timing import Comparison, verdict_of
+from nhwc.machine.workers import Nursery
 
 SLOWED = """
 import time
@@ -81,7 +82,8 @@ def trials(args: argparse.Namespace) -> Iterator[dict]:
 
 def trial(model: str, variants: tuple[str, ...], seconds: float) -> dict[str, object]:
     case = Case(model, ((1, 3, 224, 224),), available_cores())
-    row, interrupted = measure(Task(case, variants), seconds=seconds)
+    with Nursery(WORKER, threads=case.threads) as nursery:
+        row, interrupted = measure(Task(case, variants), nursery, seconds=seconds)
     if interrupted:
         raise KeyboardInterrupt
     if len(row.measured) < 2:

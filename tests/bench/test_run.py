@@ -1,5 +1,6 @@
 """The paired runner on real processes, with networks small enough to run in no time."""
 
+import contextlib
 import dataclasses
 import math
 import textwrap
@@ -16,9 +17,18 @@ from nhwc._bench.engines.engine import Engine
 from nhwc._bench.results import Measurement
 from nhwc._bench.runner import left_to_do
 from nhwc._bench.truth import Truth, arrays_of, find_truth
+from nhwc.machine.workers import Nurseries, Nursery
 
 SHAPE = (2, 3, 16, 16)
 PLAIN = ("eager", "channels_last")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm_once():
+    """Let all tests here have the same nurseries: to import torch takes most of a short case."""
+    with pytest.MonkeyPatch.context() as patch, Nurseries(paired.WORKER) as nurseries:
+        patch.setattr(runner, "Nurseries", lambda module: contextlib.nullcontext(nurseries))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +258,7 @@ def made_rows(monkeypatch):
     """Replace the measuring by something instant; return the list of cases it was asked for."""
     asked = []
 
-    def instant(task, **_):
+    def instant(task, nursery, **_):
         from ..made_up import row
 
         asked.append(task.case)
@@ -319,7 +329,7 @@ def test_what_ctrl_c_cut_short_replaces_nothing_whole(monkeypatch):
             dataclasses.replace(m, turns=m.turns[:1]) for m in done.rows[0].measurements
         ),
     )
-    monkeypatch.setattr(runner, "measure", lambda task, **more: (cut, True))
+    monkeypatch.setattr(runner, "measure", lambda task, nursery, **more: (cut, True))
     wider = [dataclasses.replace(task, variants=(*PLAIN, "jit")) for task in tasks(1)]
     assert {*run(wider, done=done).rows} == {*done.rows}
     # Wherever a row is that was cut short, it is measured again.
@@ -395,6 +405,8 @@ def test_on_cuda(zoo, train):
 
 def test_a_worker_that_hangs_is_ended(zoo, monkeypatch):
     monkeypatch.setattr(paired, "PATIENCE_S", 0.01)
-    row, interrupted = paired.measure(Task(Case(zoo("net"), (SHAPE,), 1), ("eager",)), seconds=0.1)
+    task = Task(Case(zoo("net"), (SHAPE,), 1), ("eager",))
+    with Nursery(paired.WORKER, threads=1) as nursery:
+        row, interrupted = paired.measure(task, nursery, seconds=0.1)
     assert not interrupted
     assert row.failure.startswith("it took longer than 0 s")

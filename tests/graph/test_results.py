@@ -322,5 +322,5 @@ class Boxed(nn.Module):
 def test_what_no_graph_can_return_is_named():
     model = Boxed().eval()
     assert capture(model).opaque[0].reason == "it returns a Box"
-    with pytest.raises(fx.proxy.TraceError, match="^it returns a Box$"):
+    with pytest.raises(fx.proxy.TraceError, match=r"^it returns a Box$"):
         record_run(capture(model).module, [X])

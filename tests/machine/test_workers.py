@@ -11,7 +11,7 @@ import time
 import pytest
 
 from nhwc.errors import NhwcError
-from nhwc.machine.workers import Ended, Nursery
+from nhwc.machine.workers import Ended, Nurseries, Nursery
 
 PATIENCE_S = 120.0
 
@@ -246,3 +246,20 @@ def test_workers_end_with_whoever_asked_for_them(folder):
     assert done.returncode == -signal.SIGKILL
     for number in done.stdout.split():
         wait_until_gone(int(number))
+
+
+def test_one_nursery_for_each_number_of_threads_and_a_new_one_for_one_that_died(folder):
+    with Nurseries("made_up_worker") as nurseries:
+        first = nurseries.of(1)
+        assert nurseries.of(1) is first
+        second = nurseries.of(2)
+        assert second is not first
+        with first.worker() as worker:
+            parent = ask(worker, "facts")["parent"]
+        os.kill(parent, signal.SIGKILL)
+        with pytest.raises(Ended, match="the process that starts workers died"):
+            first.worker()
+        with nurseries.of(1).worker() as worker:
+            assert ask(worker, "facts")["environment"][0] == "1"
+        assert not second.has_died
+    assert second.has_died

@@ -28,6 +28,8 @@ FEWEST, MOST = 9, 25
 PATIENCE_S = 900.0
 """A worker that is silent for this long is ended: one that hangs must not stop a suite."""
 
+WORKER = "nhwc._bench.worker"
+
 CONVERSION_S = 600.0
 """The time limit of a converter: some need minutes for a large model, some never end."""
 
@@ -109,19 +111,23 @@ class _Side:
 
 def measure(
     task: Task,
+    nursery: Nursery,
     *,
     seconds: float,
     sent: bytes = b"",
     progress: Callable[[str, float], None] | None = None,
 ) -> tuple[Row, bool]:
-    """Measure one case for about `seconds`; also return whether Ctrl-C cut it short."""
+    """Measure one case for about `seconds`, each variant in a worker of the `nursery`.
+
+    Also return whether Ctrl-C cut it short.
+    """
     tell = progress or (lambda doing, share: None)
     sides = [_Side(variant) for variant in task.variants]
     row = Row(task.case, published=task.published)
     interrupted = False
     with contextlib.ExitStack() as stack:
         try:
-            row = _set_up(row, sides, stack, sent, tell)
+            row = _set_up(row, sides, nursery, stack, sent, tell)
             if not row.failure:
                 others_since = watch_others()
                 _take_turns(sides, seconds, tell)
@@ -144,6 +150,7 @@ def measure(
 def _set_up(
     row: Row,
     sides: Sequence[_Side],
+    nursery: Nursery,
     stack: contextlib.ExitStack,
     sent: bytes,
     tell: Callable[[str, float], None],
@@ -159,7 +166,6 @@ def _set_up(
             train=case.train, amp=case.amp, device=case.device
         )
     able = [side for side in sides if not side.failure]
-    nursery = stack.enter_context(Nursery("nhwc._bench.worker", threads=case.threads))
     with nursery.worker() as process:
         judge = _Side("", process)
         # All processes import and build at the same time, because nothing is timed yet.

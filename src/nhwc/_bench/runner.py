@@ -17,10 +17,11 @@ from torch.export import ExportedProgram
 
 from ..errors import InputError
 from ..machine.environment import Environment, available_cores, usable_device
+from ..machine.workers import Nurseries
 from ..models.kinds import module_of, true_or_false
 from ..models.scripts import bytes_of_script
 from .engines import QUICK, chosen, find_engine
-from .paired import FEWEST, Task, measure
+from .paired import FEWEST, WORKER, Task, measure
 from .results import Benchmark, Case, Measurement, Row
 
 Model = str | nn.Module | ExportedProgram
@@ -112,27 +113,32 @@ def run(
     missing = _missing(tasks, result)
     whole_s = sum(task.expected_s for task in missing)
     start = time.perf_counter()
-    for position, task in enumerate(missing):
-        before_s = sum(earlier.expected_s for earlier in missing[:position])
+    with Nurseries(WORKER) as nurseries:
+        for position, task in enumerate(missing):
+            before_s = sum(earlier.expected_s for earlier in missing[:position])
 
-        def tell(doing: str, share: float, task: Task = task, before_s: float = before_s) -> None:
-            if progress:
-                done_s = before_s + share * task.expected_s
-                elapsed_s = time.perf_counter() - start
-                progress(Progress(task.case, doing, done_s / whole_s, elapsed_s))
+            def tell(
+                doing: str, share: float, task: Task = task, before_s: float = before_s
+            ) -> None:
+                if progress:
+                    done_s = before_s + share * task.expected_s
+                    elapsed_s = time.perf_counter() - start
+                    progress(Progress(task.case, doing, done_s / whole_s, elapsed_s))
 
-        own = (sent or {}).get(task.case.model, b"")
-        row, interrupted = measure(task, seconds=seconds, sent=own, progress=tell)
-        # A row that is whole is worth more than one with fewer turns.
-        if not interrupted or (row.measured and task.case not in kept):
-            kept[task.case] = row
-        rows = _in_order(kept, tasks)
-        last = position == len(missing) - 1
-        result = dataclasses.replace(result, rows=rows, interrupted=interrupted or not last)
-        if checkpoint:
-            checkpoint(result)
-        if interrupted:
-            return result
+            own = (sent or {}).get(task.case.model, b"")
+            row, interrupted = measure(
+                task, nurseries.of(task.case.threads), seconds=seconds, sent=own, progress=tell
+            )
+            # A row that is whole is worth more than one with fewer turns.
+            if not interrupted or (row.measured and task.case not in kept):
+                kept[task.case] = row
+            rows = _in_order(kept, tasks)
+            last = position == len(missing) - 1
+            result = dataclasses.replace(result, rows=rows, interrupted=interrupted or not last)
+            if checkpoint:
+                checkpoint(result)
+            if interrupted:
+                return result
     return dataclasses.replace(result, interrupted=False)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from nhwc import InputError, kernels
 from nhwc.kernels.convolutions.conv import conv2d_candidates
 from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.language import compiler
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.operators.conv2d import conv2d, op_arguments
 
@@ -143,9 +144,12 @@ def test_packed_weights_of_another_type(layer):
         conv2d(module.kernel, case.x, module.packed.double())
 
 
-def test_prepare_reports_each_kernel():
-    seen = []
-    kernels.prepare(lambda name, done, total: seen.append((name, done, total)))
+def test_prepare_reports_each_kernel_and_compiles_it(monkeypatch):
+    seen, compiled = [], []
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "address_of", lambda kernel, isa: compiled.append(kernel.name))
+        kernels.prepare(lambda name, done, total: seen.append((name, done, total)))
+    assert compiled == [name for name, *_ in seen]
     assert [done for _, done, _ in seen] == list(range(len(seen)))
     assert {"direct", "tile1", "walk", "winograd2x2", "winograd4x4"} <= {name for name, *_ in seen}
     assert kernels.available()

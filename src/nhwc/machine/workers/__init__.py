@@ -105,6 +105,10 @@ class Nursery:
         with self._turn:  # Another thread may be reading the last words.
             self._said.close()
 
+    @property
+    def has_died(self) -> bool:
+        return self._process.poll() is not None
+
     def worker(self) -> Worker:
         """Start a worker."""
         return Worker(self)
@@ -128,6 +132,31 @@ class Nursery:
                     f"Try: python -c 'import {self._module}'",
                 )
         return json.loads(answer)
+
+
+class Nurseries:
+    """A nursery of one module for each number of threads, made when it is first asked for, and
+    anew if it has died. Leaving `with` ends them."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._made: dict[int, Nursery] = {}
+
+    def __enter__(self) -> Nurseries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for nursery in self._made.values():
+            nursery.close()
+
+    def of(self, threads: int) -> Nursery:
+        """Return the nursery whose workers have so many threads."""
+        made = self._made.get(threads)
+        if made is None or made.has_died:
+            if made is not None:
+                made.close()
+            self._made[threads] = Nursery(self._module, threads=threads)
+        return self._made[threads]
 
 
 class Worker:
