@@ -176,7 +176,7 @@ def plan():
         patch.setattr(launch, "blocks", lambda spec, precision: (Block(32, 32, 32, 4, 2),))
         model = randomize_batchnorm_(Mixed()).eval()
         for layout in (torch.contiguous_format, LAST):
-            x = random(1, 3, 12, 12).contiguous(memory_format=layout)
+            x = random(2, 3, 12, 12).contiguous(memory_format=layout)
             fast = force(model, x, remeasure=True)
             words = fast.report.plans[0].to_dict()["layers"]
             assert sum("triton" in one["chosen"]["kernel"] for one in words) == 7

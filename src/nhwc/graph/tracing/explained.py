@@ -29,7 +29,7 @@ def explain(error: Exception) -> str:
 
 _PLAIN = {
     "does not support item assignment": "it assigns to elements of a traced value",
-    "tensortype": "it names a type by a class of torch's, which generated code cannot say",
+    "a tensortype": "it names a type by a class of torch's, which generated code cannot say",
     "module is not installed as a submodule": "it calls a module that is no registered part of it, "
     "as none in a plain list or dict is: nn.ModuleList and nn.ModuleDict register theirs",
     "cannot be interpreted as an integer": "it counts with a traced value",
