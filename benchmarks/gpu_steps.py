@@ -25,7 +25,7 @@ from nhwc._bench.step import StepCall, autocast
 from nhwc._bench.worker import reason_of
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import interleave
-from nhwc.models.vision import import_torchvision_if_present
+from nhwc.models.vision import mend_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from .gpu_rows import WHOLE, Rows
@@ -218,7 +218,7 @@ STEPS = (
 
 def warm() -> None:
     """Import once what every step needs."""
-    import_torchvision_if_present()
+    mend_torchvision()
 
 
 def serve(link: Connection) -> None:

@@ -21,8 +21,8 @@ _BLOCK = re.compile(r"(<!-- printed by: (.+?) -->\n\n```text\n)(.*?)(```\n)", re
 
 _FITTING = """
 import runpy, sys
-from nhwc.models.vision import import_torchvision_if_present
-import_torchvision_if_present()
+from nhwc.models.vision import mend_torchvision
+mend_torchvision()
 sys.argv = sys.argv[1:]
 sys.path.insert(0, "recipes")
 runpy.run_path(sys.argv[0], run_name="__main__")

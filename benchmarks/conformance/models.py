@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nhwc.models.vision import import_torchvision, import_torchvision_if_present
+from nhwc.models.vision import import_torchvision, mend_torchvision
 
 from .judging import Case
 
@@ -67,7 +67,7 @@ def _parameters(models: Any, name: str) -> int:
 
 
 def _of_timm() -> list[str]:
-    import_torchvision_if_present()
+    mend_torchvision()
     timm = importlib.import_module("timm")
     chosen: dict[str, None] = {}
     for module in timm.list_modules():
@@ -105,7 +105,7 @@ def _from_torchvision(name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _from_timm(name: str) -> Iterator[tuple[str, nn.Module]]:
-    import_torchvision_if_present()
+    mend_torchvision()
     timm = importlib.import_module("timm")
     for what, options in (
         ("forward", {}),

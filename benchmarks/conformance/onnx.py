@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nhwc.models.vision import import_torchvision_if_present
+from nhwc.models.vision import mend_torchvision
 
 from .judging import Case, answer
 
@@ -60,7 +60,7 @@ def _made(test: Any) -> nn.Module:
 
 def _onnx2torch() -> Any:
     # It imports torchvision.
-    import_torchvision_if_present()
+    mend_torchvision()
     return importlib.import_module("onnx2torch")
 
 

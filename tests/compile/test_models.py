@@ -9,14 +9,14 @@ from torch._dynamo.utils import same
 from torch.utils._pytree import tree_map
 
 import nhwc
-from nhwc.models.vision import import_torchvision_if_present
+from nhwc.models.vision import mend_torchvision
 
 
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.compiler.reset()
     torch.manual_seed(0)
-    import_torchvision_if_present()
+    mend_torchvision()
     yield
     torch.compiler.reset()
 

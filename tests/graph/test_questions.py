@@ -21,7 +21,7 @@ from nhwc import fuse, load, optimize, save
 from nhwc.graph import capture
 from nhwc.graph.code import reached
 from nhwc.graph.tracing.sized import capture_sized
-from nhwc.models.vision import import_torchvision_if_present
+from nhwc.models.vision import mend_torchvision
 
 from ..fusing import Block, outputs, random_, script
 from .asserting import (
@@ -909,7 +909,7 @@ def test_what_einops_makes_of_an_image_is_known_not_to_be_none():
 
 
 def test_blocks_of_timms_swin_which_ask_for_a_mask_are_traced():
-    import_torchvision_if_present()  # timm needs it.
+    mend_torchvision()  # timm needs it.
     swin = pytest.importorskip("timm.models.swin_transformer")
     model = swin.SwinTransformerBlock(8, (8, 8), num_heads=2, window_size=4, shift_size=2).eval()
     fused = fuse(model)

@@ -238,3 +238,79 @@ def test_code_that_goes_on_for_other_ranks_makes_nothing_sure(part):
     if isinstance(part, Catching):
         assert_same(model, captured.module, X[0])
     assert_same(model, captured.module, X)
+
+
+def through_chunks(self, x):
+    y = [*normed(self, x).chunk(2, 1)]
+    y.extend(part(y[-1]) for part in self.parts)
+    return torch.cat(y, -3)
+
+
+PARTED = {
+    "chunks": through_chunks,
+    "fewer chunks than asked for": lambda self, x: [*torch.chunk(normed(self, x), 3, dim=-3)],
+    "pieces of a size": lambda self, x: [
+        *normed(self, x).split(3, 1),
+        *normed(self, x).split(4, dim=1),
+    ],
+    "pieces of sizes": lambda self, x: [*x.split([1, 2], 1), *torch.split(x, [4, 4], 3)],
+    "sizes by name": lambda self, x: [*torch.split(x, split_size_or_sections=[1, 2], dim=1)],
+    "sections": lambda self, x: [*x.tensor_split(4, 2), *torch.tensor_split(x, (1, 2), 3)],
+    "channels": lambda self, x: sum(channel.sin() for channel in normed(self, x).unbind(1)),
+    "pairs": lambda self, x: [*torch.sort(x), *x.topk(2), *x.max(1), *torch.min(x, dim=1)],
+    "a length": lambda self, x: x * len(normed(self, x).chunk(3, 1)),
+    "of a layer": lambda self, x: F.max_unpool2d(*self.pool(x), 2),
+    "of a recurrent layer": lambda self, x: torch.mul(*self.gru(x.flatten(2))),
+}
+
+
+def parting(run):
+    model = model_of(run)
+    model.parts = nn.ModuleList([nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 3, 1)])
+    model.pool, model.gru = nn.MaxPool2d(2, return_indices=True), nn.GRU(48, 5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_code_may_go_through_values_of_a_known_number(name):
+    model = parting(PARTED[name])
+    captured = capture(model)
+    assert captured.opaque == ()
+    for x in X, X[:1]:
+        assert_same(model, captured.module, x)
+
+
+class Own:
+    """What a part returns: `split` gives one for each letter."""
+
+    def split(self, sizes):
+        return [size * 2 for size in sizes] * 2
+
+
+def finds_its_own(self, x):
+    return Own() if x.sum() < 1e9 else x
+
+
+def gives_its_own(self, x):
+    own = self.opaque(x)
+    return x * sum(own.split([1, 2]))
+
+
+ANY = {
+    "chunks of an image": lambda self, x: [*x.chunk(4, 1)],
+    "rows": lambda self, x: [*normed(self, x).split(4, 2)],
+    "images": lambda self, x: [*normed(self, x).unbind()],
+    "the greatest of two": lambda self, x: [*x.max(x + 1)],
+    "chunks of a number that is computed": lambda self, x: [*normed(self, x).chunk(x.shape[0], 1)],
+    "an object's own": gives_its_own,
+}
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_values_of_any_number_stay_where_they_are(name):
+    model = parting(ANY[name])
+    model.opaque = Block(finds_its_own)
+    captured = capture(model)
+    assert captured.opaque
+    for x in X, X[:1], torch.cat((X, X), 2)[:, :, :6]:
+        assert_same(model, captured.module, x)

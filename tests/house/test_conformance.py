@@ -28,7 +28,7 @@ from torch._dynamo.backends import registry
 
 from nhwc.errors import VerificationError
 from nhwc.machine.workers import Ended, Nursery
-from nhwc.models.vision import import_torchvision_if_present
+from nhwc.models.vision import mend_torchvision
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own samples
 
@@ -106,7 +106,7 @@ def test_behind_torch_compile_a_wrong_graph_is_seen(more, verdict, monkeypatch):
 
 
 def test_samples_of_onnx():
-    import_torchvision_if_present()  # onnx2torch imports it
+    mend_torchvision()  # onnx2torch imports it
     pytest.importorskip("onnx2torch")
     found = outcomes(onnx.cases("test_Conv2d_depthwise"), "fuse", "load")
     assert [one.verdict for one in found] == ["right", "right"]
@@ -120,7 +120,7 @@ def test_a_model_of_torchvision_in_every_form():
 
 def test_models_that_take_minutes_to_answer_are_no_groups():
     """One process with a model of 412 million parameters and its copy in float64 took 7 GB."""
-    import_torchvision_if_present()
+    mend_torchvision()
     timm = pytest.importorskip("timm")
     every = models.groups()
     names = timm.list_models(module="deepseek_vit") + timm.list_models(module="tiny_vit")

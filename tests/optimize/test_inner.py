@@ -762,3 +762,26 @@ def test_a_part_that_is_mapped_over_images_has_no_plan():
         "vmap or another transform of torch.func",
         "",
     ]
+
+
+class BothWays(nn.Module):
+    """Calls a part with one image in both layouts, and counts on how its answers lie."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+
+    def forward(self, x):
+        first = self.part(x)
+        second = self.part(x.contiguous(memory_format=torch.channels_last))
+        if first.sum() > 1e9:
+            return first
+        return first.view(len(x), -1), second.permute(0, 2, 3, 1).view(len(x), -1)
+
+
+@torch.no_grad()
+def test_a_part_whose_answers_of_one_shape_lie_differently_has_no_plan():
+    model, x = made(BothWays), torch.rand(1, 3, 12, 10)
+    fast = force(model, x)
+    assert "lies otherwise in memory" in reasons(fast.report)["part"]
+    close(fast(x), model(x))

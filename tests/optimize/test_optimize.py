@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -323,6 +324,46 @@ def test_a_copy_returns_the_layout_that_the_model_gave(image):
     assert copied(last).stride() == fast(last).stride() == model(last).stride()
 
 
+def by_pixels(run):
+    """A net that computes on an image whose channels are its last dimension."""
+
+    class ByPixels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3, padding=1)
+            self.layer, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x):
+            return run(self, self.conv(x).relu().permute(0, 2, 3, 1))
+
+    torch.manual_seed(0)
+    return ByPixels().eval()
+
+
+def adds(self, x):
+    return x + self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda self, x: F.gelu(x).permute(0, 3, 1, 2),
+        lambda self, x: (x + self.norm(x)).permute(0, 3, 1, 2),
+        lambda self, x: adds(self, x).unsqueeze(1),
+        lambda self, x: adds(self, x)[:, :, :, :4].transpose(1, 2),
+        lambda self, x: adds(self, x).chunk(2, 3)[1],
+        lambda self, x: adds(self, x).flatten(1, 2).transpose(1, 2),
+        lambda self, x: F.gelu(x.transpose(1, 2)).softmax(-1).permute(0, 2, 1, 3),
+    ],
+)
+@torch.no_grad()
+def test_a_view_is_returned_of_what_lies_as_the_graph_lays_it(run, image):
+    model = by_pixels(run)
+    found, expected = force(model, image)(image), model(image)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 class Streaming(nn.Module):
     """A part that puts another buffer in the place of its own at each call."""
 
@@ -383,6 +424,19 @@ def test_also_plans_more_shapes(image):
     ]  # fmt: skip
     for x in (image, single, wide):
         assert runs_program(fast, x)
+        close(fast(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_of_two_layouts_of_one_shape_the_first_is_planned_for(layout, image):
+    first = image.contiguous(memory_format=layout)
+    others = image.contiguous(memory_format=torch.channels_last), image.clone()
+    model = residual()
+    fast = force(model, first, also=others)
+    assert len(fast.report.plans) == 1
+    assert fast(first).stride() == model(first).stride()
+    for x in others:
         close(fast(x), model(x))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nhwc.models.vision import import_torchvision_if_present
+from nhwc.models.vision import mend_torchvision
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -31,7 +31,7 @@ def test_recipe(name, package, line, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("YOLO_OFFLINE", "true")
     monkeypatch.syspath_prepend(RECIPES)
     monkeypatch.chdir(tmp_path)
-    import_torchvision_if_present()
+    mend_torchvision()
     pytest.importorskip(package)
     assert importlib.import_module(name).main(["--small"]) == 0
     assert line in capsys.readouterr().out

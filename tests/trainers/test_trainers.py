@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import nhwc
 from nhwc import Format, format_of
-from nhwc.models.vision import import_torchvision_if_present
+from nhwc.models.vision import mend_torchvision
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
 @pytest.fixture(autouse=True, scope="module")
 def _torchvision():
     """What these packages import may not match torch, and dies at import."""
-    import_torchvision_if_present()
+    mend_torchvision()
 
 
 LOSES = {"torch.cat", "autograd::slice_backward"}

@@ -58,16 +58,14 @@ def _survived(
     padding: Any = 0,
     dilation: Any = 1,
 ) -> None:
-    batch = input if input.ndim == weight.ndim else input[None]
-    # By torch's own rule, which looks at the strides of dimensions of size 1, too.
-    last = any(suggest_memory_format(one) in _LAST for one in (batch, weight))
-    if bias is None or not last or input.device.type != "cpu":
+    if bias is None or input.device.type != "cpu":
         return
     size, dilation = weight.shape[-1], _last(dilation)
     if isinstance(padding, str):
         padding = dilation * (size - 1) // 2 if padding == "same" else 0
     window = {"stride": _last(stride), "padding": _last(padding), "dilation": dilation}
-    if sees_no_column(input.shape[-1], size, **window):
+    batch = input if input.ndim == weight.ndim else input[None]
+    if sees_no_column(input.shape[-1], size, **window) and _is_any_last(batch, weight):
         raise ModelFailed(
             f"a convolution with weights {tuple(weight.shape)} on an input "
             f"{tuple(input.shape)} has all of its taps in the padding, in each column, and torch "
@@ -79,13 +77,19 @@ def _survived(
 def _fits(image: Tensor, weight: Tensor, stride: Any, padding: Any, groups: int) -> None:
     """Refuse a weight gradient that torch may write past its memory."""
     plain = image.device.type == "cpu" and image.dtype is torch.float32
-    last = any(suggest_memory_format(one) in _LAST for one in (image, weight))
-    if plain and last and overruns(weight.shape, stride=stride, padding=padding, groups=groups):
+    window = {"stride": stride, "padding": padding, "groups": groups}
+    if plain and overruns(weight.shape, **window) and _is_any_last(image, weight):
         raise ModelFailed(
             f"the weight gradient of a convolution with weights {tuple(weight.shape)} and stride "
             f"{tuple(stride)} may be written past its memory by torch on a CPU in channels last. "
             "In NCHW, audit(..., convert=False) looks at it; or leave out backward."
         )
+
+
+def _is_any_last(*tensors: Tensor) -> bool:
+    """Whether one is in channels last by torch's own rule, which looks at the strides of dimensions
+    of size 1, too; and whose first use imports sympy."""
+    return any(suggest_memory_format(one) in _LAST for one in tensors)
 
 
 _LAST = (torch.channels_last, torch.channels_last_3d)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import os
 import pickle
@@ -25,7 +26,7 @@ from ..errors import NhwcError
 from ..machine.timing import timer_for
 from ..models.kinds import module_of
 from ..models.scripts import script_in
-from ..models.vision import import_torchvision_if_present
+from ..models.vision import mend_torchvision
 from ..shown import shown
 from ..zoo import inputs_for, load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
@@ -97,8 +98,6 @@ def build(case: Case, sent: bytes) -> Built:
     if (index := torch.device(case.device).index) is not None:
         # CUDA events are recorded on the current device, even if the model is on another.
         torch.cuda.set_device(index)
-    # Imported first, so that it does not count as the model's memory.
-    import_torchvision_if_present()
     before = resident_bytes(case.device)
     if sent:
         model = _received(sent)
@@ -195,9 +194,15 @@ def tell_truth(built: Built, request: dict[str, Any]) -> dict[str, Any]:
     return {"propagation": clean, "floor": floor}
 
 
-def warm() -> None:
-    """Import once what every worker needs: it takes seconds, and each variant has a worker."""
-    import_torchvision_if_present()
+def warm(*packages: str) -> None:
+    """Import once what every worker needs: it takes seconds, and each variant has a worker.
+
+    Nor does it count then as a model's memory.
+    """
+    mend_torchvision()
+    for package in packages:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(package)
 
 
 def serve(link: Connection) -> None:

@@ -21,6 +21,7 @@ from ..models.places import by_call, by_place
 from ..models.preserve import copy_as_is, preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, is_known, signature
+from ..optimized.recipes import order_of
 from ..verify import cloned
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -34,6 +35,7 @@ class Use:
     """A graph inside an opaque part, and inputs of one set of shapes that it was given.
 
     `elements` counts what it was given over all calls, `reason` says why it is not to be planned.
+    `lies` tells how what it returned lies in memory.
     """
 
     path: str
@@ -41,6 +43,7 @@ class Use:
     inputs: tuple[Any, ...] = ()
     elements: int = 0
     reason: str = ""
+    lies: Any = None
 
 
 def inner_graphs(model: nn.Module) -> dict[str, fx.GraphModule]:
@@ -125,9 +128,14 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
         running[path] = use
 
     def leave(_: nn.Module, args: Any, named: Any, result: Any) -> None:
-        if peek_interpreter_stack() is None and _shared((args, named), result):
-            use = running[path]
+        if peek_interpreter_stack() is not None:
+            return
+        use, lies = running[path], [*map(order_of, tensors_of(result))]
+        if _shared((args, named), result):
             use.reason = "what it returns shares memory, and the code around it may write there"
+        elif not use.reason and use.lies not in (None, lies):
+            use.reason = "of inputs of one shape, it returns what lies otherwise in memory"
+        use.lies = lies
 
     return [
         graph.register_forward_pre_hook(enter, with_kwargs=True),

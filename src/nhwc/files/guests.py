@@ -15,7 +15,7 @@ from torch import fx
 
 from ..errors import FileError
 from ..graph.report import Opaque
-from ..models.vision import import_torchvision_if_present
+from ..models.vision import mend_torchvision
 
 _WINDOWS = "window_reverse"
 
@@ -60,7 +60,7 @@ def guest(name: str) -> Callable[..., Any] | None:
         return None
     package = home.partition(".")[0]
     try:
-        import_torchvision_if_present()
+        mend_torchvision()
         module = importlib.import_module(home)
     except ImportError:
         raise FileError(f"the model calls {name}. Install {package} to load it.") from None

@@ -42,11 +42,13 @@ def dump(graph: fx.GraphModule) -> tuple[dict[str, Any], list[Tensor]]:
     called = {str(n.target): None for n in graph.graph.nodes if n.op == "call_module"}
     # A part of a layer that is called by itself, too, comes back with that layer.
     paths = [path for path in called if not any(path.startswith(f"{one}.") for one in called)]
+    # First of all: why a part is code tells more than what its call looks like.
+    modules = {path: dump_layer(graph.get_submodule(path), path) for path in paths}
     tensors: list[Tensor] = []
     data = {
         "name": type(graph).__name__ if type(graph) is not fx.GraphModule else graph._get_name(),
         "nodes": [_dump_node(node) for node in graph.graph.nodes if not _is_unread(node)],
-        "modules": {path: dump_layer(graph.get_submodule(path), path) for path in paths},
+        "modules": modules,
         "state": _dump_state(graph, tensors),
     }
     return data, tensors

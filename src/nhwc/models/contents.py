@@ -46,8 +46,11 @@ def with_contents(
     Objects of classes that are not at home in `homes`, if given, are taken for what no call
     changes: a trainer that a model knows would lead to all data there is.
     """
+    # First of all what most attributes of a module are: a model has thousands.
+    if value is None or isinstance(value, _PLAIN):
+        return value
     known = set() if known is None else known
-    if isinstance(value, _PLAIN) or id(value) in known:
+    if id(value) in known:
         return value
     known.add(id(value))
     if isinstance(value, set):
@@ -122,6 +125,8 @@ def _alike(value: Any, other: Any) -> bool:
 def _hold_alike(value: Any, other: Any) -> bool:
     if len(value) != len(other):
         return False
+    if len(other) == 0:
+        return True
     if isinstance(value, dict):
         same = list(value) == list(other)
         return same and all(map(_alike, dict.values(value), dict.values(other)))

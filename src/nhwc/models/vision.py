@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import MissingPackage, missing
+from ..errors import missing
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -33,19 +37,45 @@ def import_torchvision() -> ModuleType:
     registers fake implementations for operators its library failed to define. Here it gets
     their schemas, and those operators that its models call, written in plain torch.
     """
+    mend_torchvision()
+    try:
+        return importlib.import_module("torchvision")
+    except ImportError:
+        raise missing("torchvision", "zoo") from None
+
+
+def mend_torchvision() -> None:
+    """Make a later `import torchvision` by somebody else's code succeed, where it is installed.
+
+    It is not imported here: that takes longer than all of nhwc, and most code does without.
+    """
+    if "torchvision" not in sys.modules and _MENDED not in sys.meta_path:
+        sys.meta_path.insert(0, _MENDED)
+
+
+class _Mended(MetaPathFinder):
+    """Finds torchvision where it lies, and mends it while it is imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torchvision":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = partial(_run_mended, spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+
+_MENDED = _Mended()
+
+
+def _run_mended(run: Callable[[ModuleType], None], module: ModuleType) -> None:
     with _declaring_what_is_missing():
-        try:
-            torchvision = importlib.import_module("torchvision")
-        except ImportError:
-            raise missing("torchvision", "zoo") from None
+        run(module)
     _supply()
-    return torchvision
-
-
-def import_torchvision_if_present() -> None:
-    """Make a later `import torchvision` by somebody else's code succeed, where it is installed."""
-    with contextlib.suppress(MissingPackage):
-        import_torchvision()
 
 
 @contextlib.contextmanager

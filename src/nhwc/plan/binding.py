@@ -315,12 +315,12 @@ class _Binder:
             return self._raw(node)
         if {node, layer.node} <= self.record.beside:
             return self.slots[node, None]
-        if layer.node in self.shown:
-            if (seen := self.record.image(node)) is not None:
-                return self._read(node, seen.layout)
-            if node in self.choice and node not in self.shown:
-                return self._as_laid(node, self.slots[node, None])
-        return self._read(node, layout)
+        if layer.node not in self.shown:
+            return self._read(node, layout)
+        seen = self.record.image(node)
+        slot = self._read(node, seen.layout if seen else None)
+        made = node in self.choice and node not in self.shown
+        return self._as_laid(node, slot) if made else slot
 
     def _raw(self, node: fx.Node) -> int:
         """The slot of a value in no layout of ours, as it was given or made."""

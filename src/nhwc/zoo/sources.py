@@ -19,7 +19,7 @@ from torch import nn
 
 from ..errors import MissingPackage, ModelNotFound, is_out_of_memory, missing
 from ..files.container import is_saved
-from ..models.vision import import_torchvision, import_torchvision_if_present
+from ..models.vision import import_torchvision, mend_torchvision
 from .archives import kind_of
 from .monai import monai_builder
 
@@ -122,7 +122,7 @@ def _from_torchvision(name: str) -> Callable[..., object]:
 
 
 def _from_timm(name: str) -> Callable[..., object]:
-    import_torchvision_if_present()
+    mend_torchvision()
     try:
         import timm
     except ModuleNotFoundError as error:
@@ -147,7 +147,7 @@ def _nearest(name: str, names: list[str]) -> str:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelNotFound(f"no such file: {path}. Give the path of a Python file and a callable.")
-    import_torchvision_if_present()
+    mend_torchvision()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -172,7 +172,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _from_package(name: str) -> ModuleType:
-    import_torchvision_if_present()
+    mend_torchvision()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module(name)

@@ -23,7 +23,7 @@ from nhwc.kernels.tape.steps import View
 from ..cases import STEADY, Case, convolutions, frames, in_frames
 
 many = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -8,7 +8,7 @@ import types
 from collections import defaultdict
 from collections.abc import Sequence, Set
 
-from .reached import behind
+from .reached import behind, instructions_of
 
 
 class Accesses:
@@ -35,7 +35,7 @@ class Accesses:
         row: list[str] = []
         copied: list[str] = []
         by_name: dict[int, list[tuple[str, str]]] = defaultdict(list)
-        steps = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+        steps = [one for one in instructions_of(code) if one.opname != "EXTENDED_ARG"]
         for place, step in enumerate(steps):
             name, said = step.opname, step.argval
             if name in ("LOAD_GLOBAL", "LOAD_NAME") and said in (*_BY_NAME, "attrgetter"):

@@ -9,16 +9,17 @@ names go, and what is not known counts as compiled code.
 from __future__ import annotations
 
 import dis
-import functools
 import linecache
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, UnionType
+from types import BuiltinFunctionType, FrameType, UnionType
 from typing import Any
 
 import torch
+
+from .reached import instructions_of
 
 _READS = ("LOAD_ATTR", "LOAD_METHOD")
 _KEEPS_STACK = ("CACHE", "EXTENDED_ARG", "KW_NAMES", "NOP", "RESUME")
@@ -119,7 +120,7 @@ def unpacked(frame: FrameType) -> int | None:
     >>> three
     2
     """
-    code = _instructions(frame.f_code)
+    code = instructions_of(frame.f_code)
     now = code[_place(code, frame)]
     return now.arg if now.opname == "UNPACK_SEQUENCE" else None
 
@@ -149,7 +150,7 @@ def asserted(frame: FrameType) -> Assertion | None:
     >>> asked.found.truth, asked.found.text
     (True, 'no')
     """
-    code = _instructions(frame.f_code)
+    code = instructions_of(frame.f_code)
     place = _place(code, frame)
     while not code[place].opname.startswith("POP_JUMP") and code[place].opname in _BEFORE_JUMP:
         place += 1
@@ -245,7 +246,7 @@ def _is_safe(classes: Any) -> bool:
 
 def _executed(frame: FrameType) -> tuple[dis.Instruction, list[Any]]:
     """Return the instruction that `frame` executes, and what lies on the stack before it."""
-    code = _instructions(frame.f_code)
+    code = instructions_of(frame.f_code)
     place = _place(code, frame)
     if code[place - 1].opname == "PRECALL":
         place -= 1  # Python 3.11 calls in two steps, and answers `isinstance` in the first.
@@ -262,11 +263,6 @@ def _executed(frame: FrameType) -> tuple[dis.Instruction, list[Any]]:
 def _place(code: Sequence[dis.Instruction], frame: FrameType) -> int:
     # Some Pythons point behind the instruction, into what it has cached.
     return max(i for i, one in enumerate(code) if one.offset <= frame.f_lasti)
-
-
-@functools.lru_cache(maxsize=256)
-def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
-    return tuple(dis.get_instructions(code))
 
 
 def _jumps(one: dis.Instruction) -> bool:

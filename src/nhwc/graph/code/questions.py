@@ -25,6 +25,7 @@ from .reached import (
     codes_in,
     functions_behind,
     functions_of,
+    instructions_of,
     is_of_python,
     is_of_torch,
     methods_of,
@@ -107,7 +108,7 @@ def _sameness_in(function: types.FunctionType, *, method: bool) -> str:
 @functools.lru_cache(maxsize=256)
 def catches(code: types.CodeType) -> bool:
     """Whether this code catches errors of some class."""
-    return bool({step.opname for step in dis.get_instructions(code)} & _CATCHING)
+    return bool({step.opname for step in instructions_of(code)} & _CATCHING)
 
 
 def _reached(
@@ -151,7 +152,7 @@ def asks_for_none(
 def assigned_in(code: types.CodeType) -> frozenset[str]:
     """Return the variables that `code` assigns to."""
     found: set[str] = set()
-    for step in dis.get_instructions(code):
+    for step in instructions_of(code):
         if step.opname.startswith(("STORE_FAST", "STORE_DEREF")):
             found |= {*step.argval} if isinstance(step.argval, tuple) else {step.argval}
     return frozenset(found)
@@ -194,7 +195,7 @@ def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -
 
 
 def _steps(code: types.CodeType) -> list[dis.Instruction]:
-    return [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
+    return [step for step in instructions_of(code) if step.opname not in _SKIPPED]
 
 
 def _loads_asking(

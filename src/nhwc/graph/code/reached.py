@@ -198,7 +198,7 @@ def _named(function: types.FunctionType) -> list[Any]:
     found: list[Any] = []
     for code in codes_in(function.__code__):
         last: Any = None
-        for step in dis.get_instructions(code):
+        for step in instructions_of(code):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval.isidentifier():
                 # Pytest puts names that are no identifiers into assertions.
                 last = function.__globals__.get(step.argval)
@@ -226,6 +226,12 @@ def closed_over(function: types.FunctionType) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             values[name] = cell.cell_contents
     return values
+
+
+@functools.lru_cache(maxsize=256)
+def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    """What `code` alone consists of, without the functions in it: each trace asks many times."""
+    return tuple(dis.get_instructions(code))
 
 
 def names_in(code: types.CodeType) -> set[str]:

@@ -16,7 +16,6 @@ the model itself would stumble over it.
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import gc
 import types
@@ -26,7 +25,15 @@ from typing import Any
 from torch import fx, nn
 
 from ...models.contents import Contents, is_as, is_iterator, is_object, put_back, with_contents
-from ..code.reached import behind, closed_over, codes_in, functions_of, is_of_python, names_in
+from ..code.reached import (
+    behind,
+    closed_over,
+    codes_in,
+    functions_of,
+    instructions_of,
+    is_of_python,
+    names_in,
+)
 
 _ABSENT = object()
 _CACHED = type(functools.cache(max))
@@ -140,7 +147,7 @@ def stored_by(
 ) -> set[str]:
     """The globals, attributes and enclosed variables that code assigns to."""
     storing = {f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in kinds}
-    steps = (step for one in codes_in(code) for step in dis.get_instructions(one))
+    steps = (step for one in codes_in(code) for step in instructions_of(one))
     return {str(step.argval) for step in steps if step.opname in storing}
 
 

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, jit, nn
 
-from ...models.contents import home_of, is_as, is_iterator, itself, put_back, with_contents
+from ...models.contents import (
+    Contents,
+    home_of,
+    is_as,
+    is_iterator,
+    itself,
+    put_back,
+    with_contents,
+)
 from ...models.preserve import drawn_so_far, place_of
 from ...models.trees import versions_of
 from ..nodes.edit import attribute
@@ -39,9 +47,10 @@ class State:
         homes = {home_of(part) for part in parts}
         self.attributes = [(part, _copied(part, homes)) for part in parts]
         self.slots = [(slot, {**slot}) for part in parts for slot in _slots(part)]
-        self.versions = versions_of(_tensors(module))
+        tensors = _tensors(module)
+        self.versions = versions_of(tensors)
         # `p.data = x` gives a tensor other memory.
-        self.memory = [(t, t.data) for t in _tensors(module) if type(t) in _USUAL]
+        self.memory = [(t, t.data) for t in tensors if type(t) in _USUAL]
         self.data = [
             _Held(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()
         ]
@@ -79,6 +88,8 @@ class State:
             if key.startswith((CONSTANT, FOLLOWING)) or key in _SLOTS:
                 continue
             old = before.get(key, self)
+            if value is old:
+                continue
             if isinstance(itself(old), Tensor) and _is_converted(value, itself(old)):
                 vars(part)[key] = itself(old)
             elif not is_as(value, old):
@@ -143,13 +154,12 @@ _USUAL = (Tensor, nn.Parameter)
 
 def _copied(module: nn.Module, homes: set[str]) -> dict[str, Any]:
     """The attributes of a module, with the contents of those among them that hold others."""
-    own = {key: value for key, value in vars(module).items() if key not in _SLOTS}
-    # A module that keeps an iterator is not traced.
-    kept = {
-        key: value if is_iterator(value) else with_contents(value, homes=homes)
-        for key, value in own.items()
-    }
-    return kept | dict.fromkeys(_SLOTS)
+    kept = {}
+    for key, value in vars(module).items():
+        told = None if key in _SLOTS else with_contents(value, homes=homes)
+        # A module that keeps an iterator is not traced.
+        kept[key] = value if isinstance(told, Contents) and is_iterator(value) else told
+    return kept
 
 
 def _is_converted(value: Any, old: Tensor) -> bool:

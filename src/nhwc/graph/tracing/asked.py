@@ -194,14 +194,14 @@ class Asked:
         if count is None:
             return tracer.iter(self)  # type: ignore[no-any-return]
         node = object.__getattribute__(self, "node")
-        if tracer.ranks.sizes(node) != count and not _may_be_caught(asking()):
+        if tracer.ranks.length(node) != count and not _may_be_caught(asking()):
             _assert_count(tracer, self, count)
         tracer.ranks.note_unpacked(node, count)
         return map(self.__getitem__, range(count))
 
     def __len__(self) -> int:
         tracer: Any = object.__getattribute__(self, "tracer")
-        count: int | None = tracer.ranks.sizes(object.__getattribute__(self, "node"))
+        count: int | None = tracer.ranks.length(object.__getattribute__(self, "node"))
         return _refuse(self, "it uses the length of a traced value") if count is None else count
 
     def __contains__(self, item: object) -> bool:

@@ -3,7 +3,8 @@
 A convolution takes one image or a batch of them. But what is behind a BatchNorm2d, `x.flatten(2)`
 or `b, c, h, w = x.shape` has one number of dimensions alone. So there is one answer to
 `len(x.shape)`, to `x.dim() == 4`, and to how many sizes there are in `x.shape[2:]`. The same is
-true of `x.shape[1]` where a norm, a convolution or a linear layer made the channels.
+true of `x.shape[1]` where a norm, a convolution or a linear layer made the channels, and so of the
+number of `x.chunk(2, 1)`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,20 @@ _KEEPING = (*activations.MODULES, _DropoutNd, nn.Identity)
 """Layers whose result has the shape of what they are given."""
 
 
+_IN_PAIRS = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
+"""Layers that return two values, the second of which may be two more."""
+
+_PAIRS = ("sort", "topk", "kthvalue", "mode", "cummax", "cummin", "aminmax")
+_BY_DIMENSION = ("max", "min", "median", "nanmedian")
+"""Functions that return values and their places; these where they are told a dimension."""
+
+_PARTING = (
+    *("chunks", "split_size_or_sections", "split_size", "split_sizes"),
+    *("sections", "indices", "indices_or_sections"),
+)
+"""What `chunk`, `split` and `tensor_split` call their argument, as functions and as methods."""
+
+
 class SureRanks:
     """Answers about the values in the graph of `root`, whose `opaque` parts may return anything."""
 
@@ -57,10 +72,14 @@ class SureRanks:
                 return
             node = node.args[0]
 
-    def sizes(self, node: fx.Node) -> int | None:
-        """How many sizes there are in `x.shape` or `x.size()`, or in a slice of these."""
+    def length(self, node: fx.Node) -> int | None:
+        """How many sizes there are in `x.shape`, or values in what a call returns; None if nobody
+        knows."""
         self._settle(node.graph)
-        return self._sizes(node)
+        count = self._sizes(node)
+        if count is None:
+            count = self._returned(node)
+        return self._parts(node) if count is None else count
 
     def number(self, node: fx.Node) -> Any:
         """What is computed from numbers of dimensions alone, if these are known; else None."""
@@ -96,6 +115,54 @@ class SureRanks:
         whole = node.args[0]
         count = self._sizes(whole) if known and isinstance(whole, fx.Node) else None
         return None if count is None else len(range(count)[part])
+
+    def _returned(self, node: fx.Node) -> int | None:
+        """How many values a layer or a function returns that returns several, whatever it gets."""
+        layer = self._layer(node)
+        if layer is not None:
+            indices = getattr(layer, "return_indices", False)
+            return 2 if isinstance(layer, _IN_PAIRS) or indices is True else None
+        name, given = self._called(node)
+        if name in _BY_DIMENSION:
+            return 2 if type(given) is int or "dim" in node.kwargs else None
+        return 2 if name in _PAIRS else None
+
+    def _parts(self, node: fx.Node) -> int | None:
+        """Into how many a tensor is parted, along a dimension whose size is known if need be."""
+        name, given = self._called(node)
+        if given is None:
+            given = next((node.kwargs[key] for key in _PARTING if key in node.kwargs), None)
+        if isinstance(given, list | tuple) and name in ("split", "split_with_sizes"):
+            return len(given)
+        if name == "tensor_split":
+            return len(given) + 1 if isinstance(given, list | tuple) else _count(given)
+        if name not in ("chunk", "split", "unbind"):
+            return None
+        place = 1 if name == "unbind" else 2
+        dim = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
+        of: Any = node.args[0] if node.args else None
+        rank = self._rank_of(of)
+        size = self._channels(of, dim % rank) if rank and type(dim) is int else None
+        if name == "unbind" or not size:
+            return size
+        count = _count(given)
+        each = count if name == "split" else count and -(-size // count)
+        return -(-size // each) if each else None
+
+    def _called(self, node: fx.Node) -> tuple[str, Any]:
+        """The name of a function or method of torch's, and what it is given behind its tensor."""
+        given = node.args[1] if len(node.args) > 1 else None
+        if node.op == "call_method":
+            return "" if self._is_of_opaque(node.args[0]) else str(node.target), given
+        called: Any = node.target
+        of_torch = node.op == "call_function" and is_of_no_user(called)
+        return getattr(called, "__name__", "") if of_torch else "", given
+
+    def _is_of_opaque(self, value: Any) -> bool:
+        """Whether an opaque part returned it, alone or among others: it may be of any class."""
+        while isinstance(value, fx.Node) and value.target in (operator.getitem, getattr):
+            value = value.args[0]
+        return isinstance(value, fx.Node) and value.target in self._opaque
 
     def _number(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):
@@ -242,6 +309,10 @@ def _channels_asked(node: fx.Node) -> fx.Node | None:
         shape = node.args[0] if read else None
         found = shape.args[0] if isinstance(shape, fx.Node) and _is_shape(shape) else None
     return found if isinstance(found, fx.Node) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 def _is_shape(node: fx.Node) -> bool:

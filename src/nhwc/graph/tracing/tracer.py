@@ -246,7 +246,7 @@ class Tracer(fx.Tracer):
         return bool(known)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        count = self.ranks.sizes(obj.node)
+        count = self.ranks.length(obj.node)
         if count is None:
             self.refuse(_why_not_iterated(obj))
         return map(obj.__getitem__, range(count))
