@@ -174,6 +174,18 @@ def test_a_function_that_is_closed_in_the_file_is_open_in_the_plan(tmp_path):
     torch.testing.assert_close(found, windows(x) + 1, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_so_is_one_that_writes_into_a_list_that_it_is_given(tmp_path):
+    from torchvision.models.video.swin_transformer import SwinTransformer3d
+
+    clips = SwinTransformer3d([2, 4, 4], 16, [2], [2], [4, 4, 4], num_classes=5).eval()
+    x = torch.randn(1, 3, 4, 16, 16)
+    nhwc.save(force(clips, x), tmp_path / "clips.nhwc")
+    loaded = nhwc.load(tmp_path / "clips.nhwc")
+    assert [recipe.inputs for recipe in loaded.recipes] == [("1x3x4x16x16 float32",)]
+    torch.testing.assert_close(loaded(x), clips(x), rtol=1e-5, atol=1e-5)
+
+
 def test_without_the_package_the_file_says_what_to_install(tmp_path, monkeypatch):
     nhwc.save(Same().eval(), tmp_path / "same.nhwc")
     monkeypatch.setitem(sys.modules, "timm.layers.padding", None)

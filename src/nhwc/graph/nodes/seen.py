@@ -74,6 +74,9 @@ def note_fixed(gm: fx.GraphModule, like: object, inputs: Sequence[Any]) -> None:
 
 
 class _Noting(fx.Interpreter):
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+        return filled((n.args, n.kwargs), self.env.__getitem__)
+
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         note_seen(n, value)
