@@ -357,6 +357,37 @@ def test_graphs_that_write_into_shared_values_are_not_planned(function, says, le
 @pytest.mark.parametrize(
     "function",
     [
+        lambda x: x.permute(0, 3, 1, 2).float().div_(255).sub_(0.5).div_(0.25),
+        lambda x: x.to(torch.float32).mul_(2),
+        lambda x: x.unsqueeze(0).contiguous().type(torch.float32)[0].add(1).relu_(),
+    ],
+)
+def test_bytes_that_became_floats_are_new_numbers(function, ledger):
+    graph = traced(function)
+    bytes_ = torch.randint(0, 256, (2, 6, 8, 3), dtype=torch.uint8)
+    program = make_plan(graph, (bytes_,), ledger).program
+    before = bytes_.clone()
+    torch.testing.assert_close(program(bytes_), graph(bytes_))
+    assert torch.equal(bytes_, before)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: x.float().div_(255), torch.float32),
+        (lambda x: x.to(torch.float64).mul_(2), torch.float64),
+        (lambda x: x.view(torch.float32).mul_(2), torch.int32),
+    ],
+)
+def test_what_may_be_the_input_itself_is_not_written_into(function, kind, ledger):
+    x = torch.randint(0, 256, (2, 3, 6, 8)).to(kind)
+    with pytest.raises(Unplannable, match="which others may read"):
+        make_plan(traced(function), (x,), ledger)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
         lambda x: (x + 1).relu_(),
         lambda x: nn.functional.relu(x + 1, inplace=True),
         lambda x: (x * 2).add_(x),

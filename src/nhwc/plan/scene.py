@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from .. import kernels
 from ..formats import Format
@@ -120,7 +121,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         graph, inputs = flattened(graph, inputs)
     except NotFlat as error:
         raise Unplannable(str(error)) from error
-    reason = why_impure(graph)
+    reason = why_impure(graph, inputs)
     if reason is not None:
         raise Unplannable(reason)
     drawn = drawn_so_far()
@@ -201,29 +202,54 @@ def views_strange(record: Record, layer: Layer) -> bool:
     return result_may_be_view(layer.node)
 
 
-def why_impure(graph: fx.GraphModule) -> str | None:
+def why_impure(graph: fx.GraphModule, inputs: Sequence[Any] = ()) -> str | None:
     """Why `graph` cannot be planned, or None if it can: its nodes must only return values.
 
     A plan gives every value a layout of its own, by copying where needed: a node that writes into
     another node's value would write into the copy. Writing into a value that nobody else can see is
     no harm, and `ReLU(inplace=True)` right behind its convolution is the most common case; nor is
-    putting a result into an input at the very end.
+    putting a result into an input at the very end. What `inputs` are tells which conversions make
+    new values, as `float` does of bytes.
     """
+    given = dict(zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=False))
     for node in graph.graph.nodes:
         target = written_into(node)
-        reason = None if target is None or puts_back(node) else why_seen(node, target)
+        if target is None or puts_back(node):
+            continue
+        anew = isinstance(target, fx.Node) and _converts(target, given)
+        reason = why_seen(node, target, anew=anew)
         if reason is not None:
             return reason
     return None
 
 
-def why_seen(node: fx.Node, target: object) -> str | None:
-    """Why something else may see that `node` writes into `target`, or None if nothing can."""
+def why_seen(node: fx.Node, target: object, *, anew: bool = False) -> str | None:
+    """Why something else may see that `node` writes into `target`, or None if nothing can.
+
+    `anew` says that `target` is surely no view, though it may look like one.
+    """
     if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
         return f"{node.name} writes into {target}, which outlives the call"
     # Reading only its shape, as timm's norms do, does not count: no write changes that. What was
     # read before the write does: a step may be joined with a later one.
     readers = [user for user in target.users if user is not node and not is_size(user)]
-    if readers or result_may_be_view(target):
+    if readers or (result_may_be_view(target) and not anew):
         return f"{node.name} writes into {target.name}, which others may read"
     return None
+
+
+def _converts(node: fx.Node, given: dict[fx.Node, Any]) -> bool:
+    """Whether it makes numbers of another type than the input has that it is made of."""
+    wanted: Any = _TYPES.get(str(node.target))
+    if node.target in ("to", "type") and len(node.args) > 1 and not node.kwargs:
+        wanted = node.args[1]
+    source: Any = node.args[0] if node.op == "call_method" else None
+    while isinstance(source, fx.Node) and source.op == "call_method" and source.target in _VIEWS:
+        source = source.args[0]
+    held = given.get(source)
+    return isinstance(wanted, torch.dtype) and isinstance(held, Tensor) and held.dtype != wanted
+
+
+_TYPES = {name: getattr(torch, name) for name in ("float", "double", "half", "bfloat16")}
+_VIEWS = ("permute", "transpose", "movedim", "unsqueeze", "squeeze", "contiguous", "reshape")
+"""Methods that keep the type of their tensor."""
