@@ -115,8 +115,8 @@ def each(self, x):
 
 
 def parted(self, x):
-    first, *rest = self.norm(self.conv(x)).split(3, dim=1)
-    return first[:, :1] + sum(part.mean(1, keepdim=True) for part in rest)
+    first, *rest = self.norm(self.conv(x)).split(3, dim=2)
+    return first[:, :, :1] + sum(part.mean(2, keepdim=True) for part in rest)
 
 
 def cached(self, x):
