@@ -27,7 +27,7 @@ PLAIN = ("eager", "channels_last")
 def _warm_once():
     """Let all tests here have the same nurseries: to import torch takes most of a short case."""
     with pytest.MonkeyPatch.context() as patch, Nurseries(paired.WORKER) as nurseries:
-        patch.setattr(runner, "Nurseries", lambda *given: contextlib.nullcontext(nurseries))
+        patch.setattr(runner, "Nurseries", lambda module: contextlib.nullcontext(nurseries))
         yield
 
 

@@ -6,9 +6,8 @@ import dataclasses
 import io
 import math
 import pickle
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +113,7 @@ def run(
     missing = _missing(tasks, result)
     whole_s = sum(task.expected_s for task in missing)
     start = time.perf_counter()
-    with Nurseries(WORKER, *_packages(missing, sent or {})) as nurseries:
+    with Nurseries(WORKER) as nurseries:
         for position, task in enumerate(missing):
             before_s = sum(earlier.expected_s for earlier in missing[:position])
 
@@ -141,14 +140,6 @@ def run(
             if interrupted:
                 return result
     return dataclasses.replace(result, interrupted=False)
-
-
-def _packages(tasks: Sequence[Task], sent: Collection[str]) -> list[str]:
-    """Packages that the workers' models will import: those named by a package, or by a file whose
-    code this process has run."""
-    names = {task.case.model for task in tasks}.difference(sent)
-    needed = "torchvision" in sys.modules or any(".py:" not in name for name in names)
-    return ["torchvision"] if needed else []
 
 
 def left_to_do(tasks: Sequence[Task], done: Benchmark | None) -> list[Task]:

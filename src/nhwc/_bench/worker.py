@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import os
 import pickle
@@ -22,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import NhwcError
+from ..errors import MissingPackage, NhwcError
 from ..machine.timing import timer_for
 from ..models.kinds import module_of
 from ..models.scripts import script_in
-from ..models.vision import mend_torchvision
+from ..models.vision import import_torchvision
 from ..shown import shown
 from ..zoo import inputs_for, load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
@@ -194,15 +193,13 @@ def tell_truth(built: Built, request: dict[str, Any]) -> dict[str, Any]:
     return {"propagation": clean, "floor": floor}
 
 
-def warm(*packages: str) -> None:
-    """Import once what every worker needs: it takes seconds, and each variant has a worker.
+def warm() -> None:
+    """Import once what most models need: it takes seconds, and each variant has a worker.
 
-    Nor does it count then as a model's memory.
+    A model's own code would import it where it counts as the model's memory.
     """
-    mend_torchvision()
-    for package in packages:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(package)
+    with contextlib.suppress(MissingPackage):
+        import_torchvision()
 
 
 def serve(link: Connection) -> None:

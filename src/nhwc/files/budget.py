@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..graph import filled
+from ..graph import Interpreter
 from ..graph.modules.layers import assert_numbers
 from ..models.modes import OperatorMode
 from .examples import Example
@@ -114,17 +114,13 @@ def _quiet() -> Iterator[None]:
         log.disabled = before
 
 
-class _Trial(fx.Interpreter):
+class _Trial(Interpreter):
     """Runs the steps one after the other, and checks each before and after."""
 
     def __init__(self, graph: fx.GraphModule, budget: Budget) -> None:
         super().__init__(graph)
         self.budget = budget
         self.extra_traceback = False
-
-    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
-        # As the code of a graph has them: functions may write into their lists.
-        return filled((n.args, n.kwargs), self.env.__getitem__)
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)

@@ -1,5 +1,6 @@
 """Models as torch.fx graphs: how they are captured, what they hold, how they are changed."""
 
+from .nodes.edit import Interpreter as Interpreter
 from .nodes.edit import add_module as add_module
 from .nodes.edit import attribute as attribute
 from .nodes.edit import bound as bound

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..graph import filled, puts_back, result_may_be_view, written_into
+from ..graph import Interpreter, puts_back, result_may_be_view, written_into
 from ..graph.nodes.results import is_made, is_returned
 from ..machine.host_memory import unread
 from ..models.preserve import own
@@ -166,7 +166,7 @@ def laid_out(tensor: Tensor, layout: Format) -> Tensor:
     return to_format(tensor, CHANNELS_LAST_OF[tensor.ndim] if layout.is_last else layout)
 
 
-class _Recorder(fx.Interpreter):
+class _Recorder(Interpreter):
     def __init__(self, graph: fx.GraphModule, result: Record) -> None:
         super().__init__(graph)
         self.result = result
@@ -175,9 +175,6 @@ class _Recorder(fx.Interpreter):
         """The nodes that lie in the memory of each input."""
         self._returned: dict[int, set[fx.Node]] = defaultdict(set)
         """The nodes that are returned, by the memory they lie in."""
-
-    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
-        return filled((n.args, n.kwargs), self.env.__getitem__)
 
     def run_node(self, n: fx.Node) -> Any:
         given = {node: versions_of(self.env[node]) for node in n.all_input_nodes}

@@ -82,7 +82,8 @@ def replaced_in_torch() -> str | None:
                 continue
             if not _is_of_torch(called):
                 return f"others have replaced {owner.__name__}.{name}, which a graph would not run"
-            _FOUND[owner, name] = called
+            if not hasattr(called, "__wrapped__"):  # A trace's own would keep its model alive.
+                _FOUND[owner, name] = called
     return None
 
 

@@ -64,6 +64,14 @@ def filled(arguments: Any, value_of: Callable[[fx.Node], Any]) -> Any:
     return fx.node.map_arg(arguments, value_of)
 
 
+class Interpreter(fx.Interpreter):
+    """Runs a graph step by step, with lists and dicts that functions may write into, as its code
+    has them."""
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+        return filled((n.args, n.kwargs), self.env.__getitem__)
+
+
 def called(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """What the function or the method that `node` calls returns for these arguments."""
     if node.op == "call_method":

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .computed import is_computed_from_arguments
-from .edit import called, filled
+from .edit import Interpreter, called, filled
 
 
 class SeenTensor(NamedTuple):
@@ -73,10 +73,7 @@ def note_fixed(gm: fx.GraphModule, like: object, inputs: Sequence[Any]) -> None:
         _Noting(gm).run(*given, enable_io_processing=False)
 
 
-class _Noting(fx.Interpreter):
-    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
-        return filled((n.args, n.kwargs), self.env.__getitem__)
-
+class _Noting(Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         note_seen(n, value)

@@ -138,8 +138,8 @@ class Nurseries:
     """A nursery of one module for each number of threads, made when it is first asked for, and
     anew if it has died. Leaving `with` ends them."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        self._module, self._arguments = module, arguments
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._made: dict[int, Nursery] = {}
 
     def __enter__(self) -> Nurseries:
@@ -155,7 +155,7 @@ class Nurseries:
         if made is None or made.has_died:
             if made is not None:
                 made.close()
-            self._made[threads] = Nursery(self._module, *self._arguments, threads=threads)
+            self._made[threads] = Nursery(self._module, threads=threads)
         return self._made[threads]
 
 
